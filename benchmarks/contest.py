@@ -113,7 +113,7 @@ def gpt_workload(quick: bool) -> Workload:
 
 
 def large_gpt_workload(quick: bool) -> Workload:
-    """The same model with so large a batch that an eighth of it fills the GPU."""
+    """Return the same model with so large a batch that an eighth of it fills the GPU."""
     size = GPTSize(2, 16, 2, 16, 8, 64) if quick else GPTSize(12, 768, 12, 128, 512, 8192)
     # A graph keeps the memory of its activations: all contestants at once would need too much.
     return replace(sized_gpt(size), goals=Goals(1.06, 1.02, 1.01, 1.1, 0.9), epoch_steps=25, together=2)

@@ -45,7 +45,7 @@ class Seat:
     stack: ExitStack
 
     def log(self) -> Callable[[Mapping[str, Any]], None]:
-        """A function that writes rows to a file, as in a hand-written loop."""
+        """Return a function that writes rows to a file, as in a hand-written loop."""
         path = self.folder / "losses.jsonl"
         file = self.stack.enter_context(path.open("w", buffering=1, encoding="utf-8"))
         return lambda row: print(json.dumps(row), file=file)
@@ -60,7 +60,7 @@ def repeat_forever(loader: Iterable[Any]) -> Iterator[Any]:
 
 
 def hand_written(seat: Seat) -> Steps:
-    """The loop that people write without a library."""
+    """Return the loop that people write without a library."""
     contest, model, log = seat.contest, seat.model, seat.log()
     optimizer = contest.optimizer(model)
     for step, batch in enumerate(repeat_forever(contest.loader()), start=1):
@@ -89,7 +89,7 @@ def open_in_thread(seat: Seat) -> Advance:
 
 
 def bare_graph(seat: Seat) -> Steps:
-    """The lower limit: the whole step is one captured graph, without anything else."""
+    """Return the lower limit: the whole step is one captured graph, without anything else."""
     contest, model, log = seat.contest, seat.model, seat.log()
     optimizer = contest.optimizer(model)
     for group in optimizer.param_groups:
@@ -131,7 +131,7 @@ def open_bare_graph(seat: Seat) -> Advance:
 
 
 def deterministic(open_it: Callable[[Seat], Advance]) -> Callable[[Seat], Advance]:
-    """The same with the kernels that `same: bits` takes: what they cost without samestep."""
+    """Return the same with the kernels that `same: bits` takes: what they cost without samestep."""
 
     def open_deterministic(seat: Seat) -> Advance:
         choose_kernels(Precision("fp32", "by hand", seat.contest.device), deterministic=True)
@@ -229,7 +229,7 @@ class Reached:
 
 
 def reached_by(contest: Contest, model: nn.Module) -> Reached:
-    """The loss and weights of a training, from a copy, since libraries wrap the model."""
+    """Return the loss and weights of a training, from a copy, since libraries wrap the model."""
     if contest.on_gpu:
         torch.cuda.synchronize(contest.device)  # it may have trained on another stream
     probe = contest.model().eval()

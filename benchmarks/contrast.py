@@ -141,7 +141,7 @@ class Scene:
             yield x, y
 
     def loss(self, model: nn.Module) -> float:
-        """The whole batch's loss by these weights."""
+        """Return the whole batch's loss by these weights."""
         x, y = (t.to(self.place.device) for t in self.dataset.__getitems__(range(self.place.batch)))
         with torch.no_grad(), self.autocast():
             rows = [model(part) for part in x.split(self.place.lane)]

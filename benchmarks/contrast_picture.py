@@ -51,7 +51,7 @@ def whole_loss(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
 
 
 def by_hand(ranks: int) -> list[float]:
-    """Where the whole batch's loss goes, if each of the ranks contrasts its own samples."""
+    """Return where the whole batch's loss goes, if each of the ranks contrasts its own samples."""
     x, y = made_data()
     model = made_model()
     optimizer = made_optimizer(model)

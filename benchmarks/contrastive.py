@@ -112,7 +112,7 @@ def of_all_rows(rows: Tensor, labels: Tensor) -> Tensor:
 
 
 def by_hand(scene: Scene, model: nn.Module, loss_of: Callable[[Tensor, Tensor], Tensor], pieces: int = 1) -> Contestant:
-    """The loop that people write; in `pieces`, each with a loss of its own."""
+    """Return the loop that people write; in `pieces`, each with a loss of its own."""
     if scene.place.world > 1:
         model = DistributedDataParallel(model, gradient_as_bucket_view=True)
     optimizer = scene.optimizer(model)
@@ -131,7 +131,7 @@ def by_hand(scene: Scene, model: nn.Module, loss_of: Callable[[Tensor, Tensor], 
 
 
 def deterministic(open_it: Callable[[], Contestant], device: torch.device) -> Contestant:
-    """The same with the kernels of `same: bits`."""
+    """Return the same with the kernels of `same: bits`."""
     choose_kernels(Precision("fp32", "by hand", device), deterministic=True)
     yield from open_it()
 
@@ -241,7 +241,7 @@ def openers(scene: Scene) -> dict[str, tuple[int | None, Callable[[nn.Module], C
 
 
 def measure_all(places: Sequence[Place], rounds: int) -> tuple[list[Result], list[str]]:
-    """All places of this process, or of this rank and the others; and who does not fit there."""
+    """Return all places of this process, or of this rank and the others; and who does not fit there."""
     results: list[Result] = []
     notes: list[str] = []
     for place in places:
@@ -253,7 +253,7 @@ def measure_all(places: Sequence[Place], rounds: int) -> tuple[list[Result], lis
 
 
 def measure(place: Place, rounds: int) -> tuple[list[Result], list[str]]:
-    """All contestants of a place; and who does not fit."""
+    """Return all contestants of a place; and who does not fit."""
     allow_deterministic_products(place.device)
     turns: dict[str, Callable[[], None]] = {}
     peaks: dict[str, float | None] = {}
@@ -363,7 +363,7 @@ def results_table(results: Sequence[Result]) -> Table:
 
 
 def places_of(options: Namespace) -> list[list[Place]]:
-    """Where contestants run; one list for each group of processes."""
+    """Return where contestants run; one list for each group of processes."""
     device = device_of(options)
     if device.type == "cuda":
         batches = [int(batch) for batch in options.batches.split(",")]

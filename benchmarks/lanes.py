@@ -127,7 +127,7 @@ def learned_by(seat: Seat) -> Learned:
 def results_of(
     contest: Contest, spent: Mapping[str, Tensor], learned: Mapping[str, Learned], before: float
 ) -> list[Result]:
-    """A row for each; `before` is the loss of the weights that all began with."""
+    """Return a row for each; `before` is the loss of the weights that all began with."""
     workload, expected = contest.workload, learned[HAND_WRITTEN].loss
     fall = abs(before - expected)
     results = []
@@ -143,7 +143,7 @@ def results_of(
 
 
 def goal_of(name: str, workload: Workload) -> Goal:
-    """The highest ratio that is wanted, and to what."""
+    """Return the highest ratio that is wanted, and to what."""
     goals = workload.goals
     return {
         DEFAULT: (goals.default, HAND_WRITTEN),
@@ -195,7 +195,7 @@ def hashes_of(results: Sequence[Result]) -> dict[int, dict[str, str]]:
 
 
 def is_sound(results: Sequence[Result]) -> bool:
-    """Whether all trained what they should, to the bit where that is promised."""
+    """Return whether all trained what they should, to the bit where that is promised."""
     one_hash = all(len(set(hashes.values())) == 1 for hashes in hashes_of(results).values())
     return one_hash and all(result.agrees for result in results)
 
@@ -251,7 +251,7 @@ def main() -> None:
 
 
 def parts_of(workload: Workload, running: Sequence[str]) -> list[tuple[str, ...]]:
-    """Who shares a process: those by hand, opened last, and as many of samestep's as fit."""
+    """Return who shares a process: those by hand, opened last, and as many of samestep's as fit."""
     by_hand = [name for name in running if name in BY_HAND]
     ours = [name for name in running if name in OURS]
     starts = range(0, len(ours), workload.together)

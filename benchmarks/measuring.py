@@ -74,7 +74,7 @@ def together(device: torch.device) -> None:
 
 
 def over_ranks(table: Tensor) -> Tensor:
-    """The slowest rank's wall time and all ranks' processor time."""
+    """Return the slowest rank's wall time and all ranks' processor time."""
     if dist.is_initialized():
         wall, cpu = table.unbind(1)
         wall, cpu = wall.contiguous(), cpu.contiguous()
@@ -85,18 +85,18 @@ def over_ranks(table: Tensor) -> Tensor:
 
 
 def milliseconds(table: Tensor, steps: int) -> float:
-    """The wall time of a step in the median round."""
+    """Return the wall time of a step in the median round."""
     return float(1e3 * statistics.median(table[:, 0].tolist()) / steps)
 
 
 def ratio_to(reference: Tensor, table: Tensor) -> tuple[float, float, float]:
-    """The median of the rounds' ratios of wall time, and its confidence range."""
+    """Return the median of the rounds' ratios of wall time, and its confidence range."""
     found = spread_of((table / reference)[:, 0].tolist())
     return found.median, found.low, found.high
 
 
 def cpu_ratio_to(reference: Tensor, table: Tensor) -> float:
-    """The median of the rounds' ratios of processor time."""
+    """Return the median of the rounds' ratios of processor time."""
     return float(statistics.median((table / reference)[:, 1].tolist()))
 
 
@@ -104,7 +104,7 @@ def cpu_ratio_to(reference: Tensor, table: Tensor) -> float:
 
 
 def on_ranks(world: int, work: Callable[..., Any], *args: Any) -> Any:
-    """The result of `work(*args)` on rank 0 of new processes; with one there is no process group."""
+    """Return the result of `work(*args)` on rank 0 of new processes; with one there is no process group."""
     # torch.set_num_threads alone does not affect every library that torch calls, and this
     # variable is read when torch is imported: hence a new process even for a single rank.
     os.environ["OMP_NUM_THREADS"] = str(THREADS)
@@ -190,7 +190,7 @@ def common_options(description: str, rounds: int) -> argparse.ArgumentParser:
 
 
 def rounds_of(options: argparse.Namespace, rounds: int) -> int:
-    """The number of rounds: `--rounds` if given, a few with `--quick`, otherwise the default."""
+    """Return the number of rounds: `--rounds` if given, a few with `--quick`, otherwise the default."""
     return int(options.rounds or (QUICK_ROUNDS if options.quick else rounds))
 
 

@@ -130,7 +130,7 @@ def quieten() -> None:
 def results_of(
     contest: Contest, spent: Mapping[str, Tensor], reached: Mapping[str, Reached], drops: bool
 ) -> list[Result]:
-    """A row for each; with dropout each draws its own masks, and no two agree."""
+    """Return a row for each; with dropout each draws its own masks, and no two agree."""
     workload, start = contest.workload, reached_by(contest, contest.initial)
     goals: dict[str, Goal] = {EAGER: (workload.goals.eager, HAND_WRITTEN), GRAPH: (workload.goals.graph, BARE_GRAPH)}
     if contest.on_gpu:  # on a CPU nothing runs side by side

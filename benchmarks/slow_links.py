@@ -47,7 +47,7 @@ def shaped(hosts: Hosts, names: Sequence[str], link: str) -> Iterator[None]:
 
 
 def on_hosts(hosts: Hosts, world: int, port: int, words: Sequence[str], folder: Path) -> Any:
-    """The document of a `samestep bench` that has a rank on each of the first hosts."""
+    """Return the document of a `samestep bench` that has a rank on each of the first hosts."""
     output = folder / "result.json"
     output.unlink(missing_ok=True)
     argv = [sys.executable, "-m", "samestep", "bench", *words, "--output", str(output)]
@@ -109,7 +109,7 @@ def main() -> None:
 
 
 def measured(link: str, world: int, options: argparse.Namespace) -> tuple[Any, Any]:
-    """The documents of `bench comm` and `bench scaling` over one kind of link."""
+    """Return the documents of `bench comm` and `bench scaling` over one kind of link."""
     messages = ("comm", "--largest", "4MB", "--rounds", "3", "--operations", "all-reduce,tree-sum")
     steps = ("scaling", "--mode", "weak", "--quick", "--size", options.size, "--rounds", str(options.rounds))
     # Hosts of their own: what a shaped link leaves in its queues must not reach the next.

@@ -184,7 +184,7 @@ def seconds_of(run: Contestant, trials: int) -> float:
 
 
 def measure(ranks: int, trials: int, rounds: int) -> list[Result]:
-    """All contestants, in turns."""
+    """Return all contestants, in turns."""
     with tempfile.TemporaryDirectory() as folder:
         home = Path(folder)
         write_files(home)
@@ -200,7 +200,7 @@ def measure(ranks: int, trials: int, rounds: int) -> list[Result]:
 
 
 def results_of(spent: Mapping[str, Sequence[float]], ranks: int, trials: int) -> list[Result]:
-    """Each contestant's throughput, against a process for each trial."""
+    """Return each contestant's throughput, against a process for each trial."""
     results = []
     for name, seconds in spent.items():
         times = [cold / own for cold, own in zip(spent[COLD], seconds, strict=True)]
@@ -230,7 +230,7 @@ def cells_of(row: Result) -> list[str]:
 
 
 def markdown(results: Sequence[Result]) -> str:
-    """The same for a page."""
+    """Return the same for a page."""
     head = ["", "ranks", "trials a minute", "times as many", "95 % range", "goal"]
     lines = [head, ["---", *["---:"] * 4, "---"], *(cells_of(row) for row in results)]
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)

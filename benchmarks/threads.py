@@ -56,7 +56,7 @@ class World:
 
 
 def start(ranks: int, threads: int, width: int, folder: Path) -> World:
-    """A world that has joined and warmed up."""
+    """Return a world that has joined and warmed up."""
     meeting = folder / f"{ranks}-{threads}-{width}"
     processes = [
         subprocess.Popen(
@@ -113,7 +113,7 @@ def work(rank: int, world: int, width: int, meeting: str) -> None:
 
 
 def measure(size: str, counts: Sequence[int], rounds: int) -> list[dict[str, object]]:
-    """A row for each contestant: time against one thread."""
+    """Return a row for each contestant: time against one thread."""
     shapes = [(1, 1), *((1, n) for n in counts), *((n, 1) for n in counts)]
     with tempfile.TemporaryDirectory() as folder:
         worlds = [start(ranks, threads, WIDTHS[size], Path(folder)) for ranks, threads in shapes]

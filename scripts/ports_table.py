@@ -38,7 +38,7 @@ class Changes:
 
 
 def script(name: str, kind: str) -> Path:
-    """A script's file.
+    """Return a script's file.
 
     Args:
         name: The script's folder.
@@ -48,13 +48,13 @@ def script(name: str, kind: str) -> Path:
 
 
 def code_lines(file: Path) -> list[str]:
-    """The lines that count."""
+    """Return the lines that count."""
     lines = file.read_text(encoding="utf-8").splitlines()
     return [line for line in lines if line.strip() and not line.lstrip().startswith("#")]
 
 
 def changes(name: str, port: str) -> Changes:
-    """What a port changes.
+    """Return what a port changes.
 
     Args:
         name: The script's folder.
@@ -67,7 +67,7 @@ def changes(name: str, port: str) -> Changes:
 
 
 def table(identical: Mapping[str, bool]) -> str:
-    """The table as the page has it.
+    """Return the table as the page has it.
 
     Args:
         identical: By script, whether its port is the same run at all sizes.
@@ -84,26 +84,26 @@ def table(identical: Mapping[str, bool]) -> str:
 
 
 def diff(name: str, old: str, new: str) -> str:
-    """The difference of two of a script's files, as `patch` reads it."""
+    """Return the difference of two of a script's files, as `patch` reads it."""
     files = [script(name, kind) for kind in (old, new)]
     texts = [file.read_text(encoding="utf-8").splitlines(keepends=True) for file in files]
     return "".join(difflib.unified_diff(*texts, *(file.name for file in files), n=1))
 
 
 def with_diffs(page: str) -> str:
-    """The page with the diffs that it names."""
+    """Return the page with the diffs that it names."""
     return DIFF.sub(lambda found: f"{found[1]}{diff(*found.group(2, 3, 4))}{found[5]}", page)
 
 
 def with_table(page: str, made: str) -> str:
-    """The page with another table."""
+    """Return the page with another table."""
     before, _, rest = page.partition(BEGIN)
     _, _, after = rest.partition(END)
     return f"{before}{BEGIN}\n{made}\n{END}{after}"
 
 
 def is_identical(name: str) -> bool:
-    """Whether `samestep verify` finds one run at all sizes."""
+    """Return whether `samestep verify` finds one run at all sizes."""
     port = str(script(name, "samestep"))
     words = [sys.executable, "-m", "samestep", "verify", port, "--worlds", WORLDS]
     with tempfile.TemporaryDirectory() as folder:

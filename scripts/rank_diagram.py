@@ -16,7 +16,7 @@ _GPU_WIDTH, _GPU_HEIGHT, _GAP, _TOP = 92, 84, 12, 64
 
 
 def diagram(machines: int = 3, gpus: int = 3, lanes: int = 18) -> str:
-    """An SVG of so many machines with so many GPUs each; one rank on each GPU."""
+    """Return an SVG of so many machines with so many GPUs each; one rank on each GPU."""
     inside = gpus * (_GPU_WIDTH + _GAP) + _GAP
     width = machines * (inside + 2 * _GAP) + 2 * _GAP
     bottom = _TOP + _GPU_HEIGHT + 46
@@ -43,7 +43,7 @@ def diagram(machines: int = 3, gpus: int = 3, lanes: int = 18) -> str:
 
 
 def owners_diagram(world: int = 4) -> str:
-    """An SVG of what so many ranks hold, and of what they send in a step."""
+    """Return an SVG of what so many ranks hold, and of what they send in a step."""
     each, left, row = 150, 130, 46
     width = left + world * (each + _GAP)
     parts = [_text(width / 2, 24, "who holds what between two steps", size=15)]
@@ -68,7 +68,7 @@ def owners_diagram(world: int = 4) -> str:
 
 
 def weights_diagram(world: int = 4, blocks: int = 4) -> str:
-    """An SVG of the weights that so many ranks hold while a model of so many blocks runs."""
+    """Return an SVG of the weights that so many ranks hold while a model of so many blocks runs."""
     each, left, row = 150, 190, 42
     width = left + world * (each + _GAP)
     parts = [_text(width / 2, 24, "which weights a rank holds; each block has parts of all owners", size=15)]

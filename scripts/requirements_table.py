@@ -50,7 +50,7 @@ class Place:
     words: str
 
     def mistakes(self) -> list[str]:
-        """What is wrong with it."""
+        """Return what is wrong with it."""
         found = []
         name, _, anchor = self.file.partition("#")
         path = ROOT / name
@@ -74,13 +74,13 @@ class Place:
 
 
 def requirements() -> list[Requirement]:
-    """All of them, in the order of the plans."""
+    """Return all of them, in the order of the plans."""
     lines = LIST.read_text(encoding="utf-8").splitlines()[1:]
     return [Requirement(*line.split("\t", 2)) for line in lines]
 
 
 def places() -> dict[str, list[Place]]:
-    """Where requirements are met besides tests, by their tags."""
+    """Return where requirements are met besides tests, by their tags."""
     found: dict[str, list[Place]] = {}
     for line in PLACES.read_text(encoding="utf-8").splitlines()[1:]:
         place = Place(*line.split("\t"))
@@ -90,7 +90,7 @@ def places() -> dict[str, list[Place]]:
 
 @cache
 def tagged_tests() -> dict[str, list[str]]:
-    """The tests of each tag, as `tests/file.py::test_name`."""
+    """Return the tests of each tag, as `tests/file.py::test_name`."""
     found: dict[str, list[str]] = {}
     for path in sorted((ROOT / "tests").rglob("test_*.py")):
         for name, tag in _tags(ast.parse(path.read_text(encoding="utf-8"))):
@@ -108,14 +108,14 @@ def _tags(tree: ast.Module) -> Iterator[tuple[str, str]]:
 
 
 def _of(mark: ast.expr) -> list[str]:
-    """The tags of a mark; none if it is another one."""
+    """Return the tags of a mark; none if it is another one."""
     if not (isinstance(mark, ast.Call) and ast.unparse(mark.func) == "pytest.mark.requirement"):
         return []
     return [argument.value for argument in mark.args if isinstance(argument, ast.Constant)]
 
 
 def _anchors(page: Path) -> set[str]:
-    """The anchors that a page's headings have where Markdown is rendered."""
+    """Return the anchors that a page's headings have where Markdown is rendered."""
     headings = re.findall(r"(?m)^#+ (.+)$", page.read_text(encoding="utf-8"))
     return {re.sub(r"[^\w\- ]", "", text.lower()).replace(" ", "-") for text in headings}
 
@@ -137,7 +137,7 @@ def table() -> str:
 
 
 def summary() -> str:
-    """How many have a place, and of which kind."""
+    """Return how many have a place, and of which kind."""
     tests, elsewhere, everything = tagged_tests(), places(), requirements()
     placed = sum(one.tag in tests or one.tag in elsewhere for one in everything)
     by_state = {
@@ -151,7 +151,7 @@ def summary() -> str:
 
 
 def with_table(text: str) -> str:
-    """A page with the table, and how many have a place, between its marks."""
+    """Return a page with the table, and how many have a place, between its marks."""
     begin, end = "<!-- requirements: begin -->", "<!-- requirements: end -->"
     made = f"{begin}\n\n{summary()}\n\n{table()}\n\n{end}"
     return re.sub(f"{begin}.*?{end}", lambda _: made, text, flags=re.DOTALL)

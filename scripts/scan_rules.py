@@ -21,7 +21,7 @@ def table() -> str:
 
 
 def with_table(text: str) -> str:
-    """A page with the table between its marks."""
+    """Return a page with the table between its marks."""
     begin, end = "<!-- rules: begin -->", "<!-- rules: end -->"
     made = f"{begin}\n\n{table()}\n\n{end}"
     return re.sub(f"{begin}.*?{end}", lambda _: made, text, flags=re.DOTALL)

@@ -43,7 +43,7 @@ def lower_bounds(requirements: list[str]) -> list[str]:
 
 
 def interpreter(which: str) -> str:
-    """The name of the oldest or newest supported Python, such as `python3.10`."""
+    """Return the name of the oldest or newest supported Python, such as `python3.10`."""
     about = metadata("samestep")
     if which == "oldest":
         return "python" + about["Requires-Python"].removeprefix(">=")

@@ -24,7 +24,7 @@ _TIMES = ("seconds",)
 
 
 def rows_of(run: Path) -> list[dict[str, Any]]:
-    """What a run has logged."""
+    """Return what a run has logged."""
     path = run / "metrics.jsonl"
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
@@ -34,7 +34,7 @@ def rows_of(run: Path) -> list[dict[str, Any]]:
 
 
 def differences(first: Path, second: Path) -> Iterator[str]:
-    """What is not the same in two runs, in words."""
+    """Yield what is not the same in two runs, in words."""
     mine, theirs = (
         [_results(row) for row in rows_of(run) if "loss" in row or "val_loss" in row] for run in (first, second)
     )

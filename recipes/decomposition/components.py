@@ -50,13 +50,13 @@ class Components(nn.Module):
         self.u = nn.Parameter(torch.randn(count, columns) / math.sqrt(count))
 
     def inner(self, x: Tensor) -> Tensor:
-        """How strongly the input has each component: (..., count)."""
+        """Return how strongly the input has each component: (..., count)."""
         return F.embedding(x, self.v) if self.is_embedding else x @ self.v
 
     def forward(
         self, x: Tensor, output: Tensor, bias: Tensor | None, mask: Tensor, delta: Tensor | None = None
     ) -> Tensor:
-        """The layer's output with its components masked.
+        """Return the layer's output with its components masked.
 
         Args:
             x: the layer's input.
@@ -74,7 +74,7 @@ class Components(nn.Module):
         return found if bias is None else found + (1 - share) * bias
 
     def product(self) -> Tensor:
-        """The sum of all components, as (rows, columns)."""
+        """Return the sum of all components, as (rows, columns)."""
         return self.v @ self.u
 
 
@@ -97,7 +97,7 @@ class TiedComponents(Components):
 
 
 def weight_of(module: nn.Module) -> Tensor:
-    """A layer's weight as (inputs, outputs)."""
+    """Return a layer's weight as (inputs, outputs)."""
     weight: Tensor = module.weight  # type: ignore[assignment]
     return weight if isinstance(module, nn.Embedding) else weight.t()
 
@@ -119,7 +119,7 @@ def components_of(module: nn.Module, count: int, tied_to: Components | None = No
 
 
 def unfaithfulness(pairs: Iterator[tuple[nn.Module, Components]]) -> Tensor:
-    """The mean squared difference of the weights from the sums of their components."""
+    """Return the mean squared difference of the weights from the sums of their components."""
     squares, count = [], 0
     for module, components in pairs:
         delta = weight_of(module).detach() - components.product()

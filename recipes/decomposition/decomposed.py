@@ -101,7 +101,7 @@ class DecomposedModel(nn.Module):
         return self
 
     def pairs(self) -> Iterator[tuple[nn.Module, Components]]:
-        """The layers, each with its components."""
+        """Yield the layers, each with its components."""
         for name in self.names:
             yield self.target.get_submodule(name), self.components_for(name)
 
@@ -110,7 +110,7 @@ class DecomposedModel(nn.Module):
         return found
 
     def see(self, x: Tensor) -> Seen:
-        """The frozen model's output, and the importance of each component at each position."""
+        """Return the frozen model's output, and the importance of each component at each position."""
         inputs: dict[str, Tensor] = {}
 
         def watch(name: str) -> Hook:
@@ -132,7 +132,7 @@ class DecomposedModel(nn.Module):
         )
 
     def masked(self, x: Tensor, masks: LayerMasks) -> Tensor:
-        """The output with these layers computed by their masked components."""
+        """Return the output with these layers computed by their masked components."""
 
         def replace(name: str) -> Hook:
             components, one = self.components_for(name), masks[name]
@@ -174,7 +174,7 @@ class DecomposedModel(nn.Module):
         return {name: Masks(made[kind](needed)) for name, needed in importances.items()}
 
     def forward(self, x: Tensor, settings: LossSettings) -> dict[str, tuple[Tensor, float]]:
-        """The losses of a batch by name, each a sum with its count.
+        """Return the losses of a batch by name, each a sum with its count.
 
         All of them in one call, by which DistributedDataParallel knows of every parameter that is used.
         """
@@ -210,12 +210,12 @@ def warm_up(model: DecomposedModel, steps: int, lr: float, weight_decay: float) 
 
 
 def _key(name: str) -> str:
-    """A layer's name as that of a module, which has no dots."""
+    """Return a layer's name as that of a module, which has no dots."""
     return name.replace(".", "-")
 
 
 def _chosen(target: nn.Module, counts: Mapping[str, int]) -> dict[str, int]:
-    """How many components each layer has, by its name."""
+    """Return how many components each layer has, by its name."""
     found, used = {}, set()
     for name, module in target.named_modules():
         pattern = next((one for one in counts if fnmatchcase(name, one)), None)

@@ -25,7 +25,7 @@ class Experiment(ABC):
 
     @abstractmethod
     def network(self) -> nn.Module:
-        """The model, with new weights."""
+        """Return the model, with new weights."""
 
     @abstractmethod
     def draw(self, generator: torch.Generator, size: int) -> Tensor:
@@ -33,10 +33,10 @@ class Experiment(ABC):
 
     @abstractmethod
     def target_loss(self, model: nn.Module, x: Tensor) -> tuple[Tensor, float]:
-        """What the model is trained for, summed, and its count."""
+        """Return what the model is trained for, summed, and its count."""
 
     def probes(self) -> Tensor | None:
-        """An input for each feature alone; None if there are none."""
+        """Return an input for each feature alone; None if there are none."""
         return None
 
 
@@ -127,7 +127,7 @@ _EXPERIMENTS: Mapping[str, Callable[..., Experiment]] = {
 
 
 def experiment_of(name: str, sizes: Mapping[str, Any]) -> Experiment:
-    """The experiment that a config names."""
+    """Return the experiment that a config names."""
     if name not in _EXPERIMENTS:
         raise TaskError(f"params.experiment is {name!r}: give {', '.join(_EXPERIMENTS)}")
     try:

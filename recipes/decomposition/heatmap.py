@@ -29,7 +29,7 @@ def colours(values: np.ndarray, signed: bool) -> np.ndarray:
 
 
 def heatmap(title: str, values: Tensor, rows: str, columns: str, signed: bool = False) -> str:
-    """The HTML of a matrix.
+    """Return the HTML of a matrix.
 
     Args:
         title: above it.

@@ -29,13 +29,13 @@ class _LowerLeaky(torch.autograd.Function):
 
 
 def lower_leaky(x: Tensor) -> Tensor:
-    """A hard sigmoid for masks: 0 to 1, with a gradient below 0 that can only lift."""
+    """Return a hard sigmoid for masks: 0 to 1, with a gradient below 0 that can only lift."""
     found: Tensor = _LowerLeaky.apply(x)  # type: ignore[no-untyped-call]
     return found
 
 
 def upper_leaky(x: Tensor) -> Tensor:
-    """A hard sigmoid for sparsity: above 1 it goes on rising a little, so that there is a way down."""
+    """Return a hard sigmoid for sparsity: above 1 it goes on rising a little, so that there is a way down."""
     return torch.where(x > 1, 1 + SLOPE * (x - 1), x.clamp(0, 1))
 
 
@@ -111,7 +111,9 @@ KINDS = ("mlp", "vector_mlp", "shared_mlp")
 
 
 def importance_of(kind: str, rows: int, count: int, hidden: int, is_embedding: bool) -> nn.Module:
-    """The importance function of a layer. An embedding's input is no vector: it has one network for each component."""
+    """Return the importance function of a layer. An embedding's input is no vector: it has one network for each
+    component.
+    """
     if kind not in KINDS:
         raise TaskError(f"params.importance is {kind!r}: give {', '.join(KINDS)}")
     if kind == "mlp" or is_embedding:

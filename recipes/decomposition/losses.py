@@ -38,12 +38,12 @@ Reconstruct = Callable[[LayerMasks], Tensor]
 
 
 def annealed(start: float, end: float, progress: float) -> float:
-    """The power of the minimality loss: on a line from start to end over the run."""
+    """Return the power of the minimality loss: on a line from start to end over the run."""
     return start + (end - start) * min(max(progress, 0.0), 1.0)
 
 
 def minimality(importances: Importances, power: float, beta: float, lanes: int) -> Tensor:
-    """The sum of all importances to a power; with beta, more for components that many positions use.
+    """Return the sum of all importances to a power; with beta, more for components that many positions use.
 
     Args:
         importances: by the sigmoid that leaks above.
@@ -62,7 +62,7 @@ def minimality(importances: Importances, power: float, beta: float, lanes: int) 
 
 
 def output_error(kind: Literal["mse", "kl"], found: Tensor, target: Tensor) -> Tensor:
-    """The summed squared error; or KL(target || found) of logits, summed over positions."""
+    """Return the summed squared error; or KL(target || found) of logits, summed over positions."""
     if kind == "mse":
         return F.mse_loss(found, target, reduction="sum")
     return F.kl_div(found.log_softmax(-1), target.log_softmax(-1), log_target=True, reduction="sum")
@@ -84,7 +84,7 @@ def importance_masks(importances: Importances) -> dict[str, Masks]:
 
 
 def routed_to_some(masks: LayerMasks) -> dict[str, Masks]:
-    """The same masks, at each position for so many random layers: a number drawn from 1 to all."""
+    """Return the same masks, at each position for so many random layers: a number drawn from 1 to all."""
     names = list(masks)
     first = masks[names[0]].mask
     shape, count = first.shape[:-1], len(names)
@@ -96,7 +96,7 @@ def routed_to_some(masks: LayerMasks) -> dict[str, Masks]:
 
 
 def whole(masks: LayerMasks, reconstruct: Reconstruct) -> Tensor:
-    """All layers replaced at once."""
+    """Return all layers replaced at once."""
     return reconstruct(masks)
 
 

@@ -88,7 +88,7 @@ def assignment(gains: Sequence[Sequence[float]]) -> list[int]:
 
 
 def sorted_columns(importances: Tensor) -> Tensor:
-    """The columns in the order of the rows that they belong to, the others behind."""
+    """Return the columns in the order of the rows that they belong to, the others behind."""
     own = assignment(importances.double().tolist())
     taken = set(own)
     others = [column for column in range(importances.shape[1]) if column not in taken]
@@ -96,7 +96,7 @@ def sorted_columns(importances: Tensor) -> Tensor:
 
 
 def identity_error(importances: Tensor) -> int:
-    """How many importances are not what they would be with one component for each feature.
+    """Return how many importances are not what they would be with one component for each feature.
 
     Args:
         importances: (features, components), each row with one feature alone.

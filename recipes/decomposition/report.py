@@ -64,7 +64,7 @@ Importances are from 0 (white) to 1; weights are red above 0 and blue below.</p>
 
 
 def last_evaluation(run: Path) -> dict[str, float]:
-    """What the last evaluation of a run measured."""
+    """Return what the last evaluation of a run measured."""
     row = next(row for row in reversed(rows_of(run)) if "val_loss" in row)
     return {name: value for name, value in row.items() if name != "epoch"}
 
@@ -120,7 +120,7 @@ def _figures(name: str, figures: Mapping[str, float]) -> str:
 
 
 def _table(head: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
-    """A table; numbers are aligned to the right."""
+    """Return a table; numbers are aligned to the right."""
 
     def cell(value: Any) -> str:
         if isinstance(value, (int, float)):
@@ -191,12 +191,12 @@ def _maps(trained: Trained) -> str:
 
 
 def _order(importances: torch.Tensor) -> list[int]:
-    """The components that features have, in the order of the features."""
+    """Return the components that features have, in the order of the features."""
     return assignment(importances.double().tolist())
 
 
 def _text_maps(trained: Trained) -> str:
-    """What each word of a text needs, by layer; components that nothing needs are left out."""
+    """Return what each word of a text needs, by layer; components that nothing needs are left out."""
     task: Any = trained.task
     model: Any = trained.model
     (tokens,) = task.valid_data()[0]

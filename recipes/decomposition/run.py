@@ -42,7 +42,7 @@ class Recipe(Commands):
             self.samestep(f"{name}: on {size} ranks", "launch", config / f"{size}.yaml", *self.overrides)
 
     def verify(self, name: str) -> dict[str, Any]:
-        """A few steps on one, two and four ranks, evaluations included."""
+        """Return a few steps on one, two and four ranks, evaluations included."""
         found = self.samestep(
             f"{name}: verify", "verify", HERE / "config" / name / "single.yaml", "--worlds", "1,2,4", "--steps", "4",
             "--json", f"run_dir=proof/{name}", *self.overrides, "evaluation.every_steps=2",

@@ -20,7 +20,9 @@ NUMBER_OF = {word: number for number, word in enumerate(WORDS)}
 
 
 def story(rng: np.random.Generator) -> Iterator[str]:
-    """A story's words. A thing has its colour, a name its pronoun: what comes next can be known by what came before."""
+    """Yield a story's words. A thing has its colour, a name its pronoun: what comes next can be known by what came
+    before.
+    """
     name, thing = rng.choice(list(NAMES)), rng.choice(list(THINGS))
     animal, place, feeling = rng.choice(ANIMALS), rng.choice(PLACES), rng.choice(FEELINGS)
     pronoun = NAMES[str(name)]

@@ -129,7 +129,7 @@ class Decomposition(ExperimentTask):
             )
 
     def model(self) -> DecomposedModel:
-        """The frozen model with components that nearly add up to it already, the same on every rank."""
+        """Return the frozen model with components that nearly add up to it already, the same on every rank."""
         self.prepare_data()
         network = self._experiment.network()
         try:

@@ -25,7 +25,7 @@ TOLERANCE = 1e-6
 
 
 def infer(program: Path, file: Path, methods: Sequence[str], x: Tensor) -> str:
-    """What the program prints."""
+    """Return what the program prints."""
     shape = "x".join(map(str, x.shape))
     numbers = [f"{value:.9g}" for value in x.flatten().tolist()]
     command = [str(program), str(file), shape, ",".join(methods), *numbers]
@@ -36,7 +36,7 @@ def infer(program: Path, file: Path, methods: Sequence[str], x: Tensor) -> str:
 
 
 def numbers_of(output: str, method: str) -> Tensor:
-    """A method's result: a line with its shape, and a line with its numbers."""
+    """Return a method's result: a line with its shape, and a line with its numbers."""
     lines = output.splitlines()
     place = next(at for at, line in enumerate(lines) if line.startswith(f"{method} ["))
     shape = json.loads(lines[place].removeprefix(method))
@@ -45,7 +45,7 @@ def numbers_of(output: str, method: str) -> Tensor:
 
 
 def compare(run: Path, file: Path, program: Path, patterns: int) -> dict[str, Any]:
-    """The largest difference of each method, as a share of its largest number, and what the file calls things."""
+    """Return the largest difference of each method, as a share of its largest number, and what the file calls things."""
     trained: Any = load_trained(run)
     data = trained.task.valid_data()
     count = min(patterns, len(data))

@@ -77,7 +77,7 @@ def netcdf() -> Any:
 
 
 def true_state(x: Tensor) -> Tensor:
-    """What the made-up ice follows from its surroundings: area and volume, from the inputs in their order."""
+    """Return what the made-up ice follows from its surroundings: area and volume, from the inputs in their order."""
     at = {name: x[:, place] for place, name in enumerate(INPUTS)}
     cold = (263.0 - at["tair"]) / 8 + 0.4 * (260.0 - at["tsfc"]) / 10
     wet = (-0.3 - at["sst"]) / 1.5 - 0.15 * (at["sss"] - 33.5)
@@ -89,7 +89,7 @@ def true_state(x: Tensor) -> Tensor:
 
 
 def _smooth(rng: np.random.Generator, times: int, rows: int, columns: int) -> NDArray[np.float64]:
-    """A sum of waves with a mean of about 0 and a standard deviation of about 1."""
+    """Return a sum of waves with a mean of about 0 and a standard deviation of about 1."""
     t, y, x = np.meshgrid(np.linspace(0, 1, times), np.linspace(0, 1, rows), np.linspace(0, 1, columns), indexing="ij")
     field = np.zeros_like(t)
     for _ in range(_WAVES):
@@ -99,7 +99,7 @@ def _smooth(rng: np.random.Generator, times: int, rows: int, columns: int) -> ND
 
 
 def make_fields(times: int, rows: int, columns: int, seed: int) -> dict[str, NDArray[np.float32]]:
-    """All fields of (time, y, x); land is missing, and a few cells hold what no instrument means."""
+    """Return all fields of (time, y, x); land is missing, and a few cells hold what no instrument means."""
     rng = np.random.default_rng(seed)
     fields = {}
     for name in INPUTS:

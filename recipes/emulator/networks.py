@@ -79,6 +79,6 @@ class Emulator(nn.Module):
 
     @torch.jit.export
     def jac_physical(self, x: Tensor) -> Tensor:
-        """The same in the units of the files: d predict / d input."""
+        """Return the same in the units of the files: d predict / d input."""
         scaled = self.jac(self.normalize_input(x))
         return scaled * self.output_std.unsqueeze(1) / self.input_std.unsqueeze(0)

@@ -34,7 +34,7 @@ _FILES = ("atmosphere", "ocean")
 
 @lru_cache(maxsize=8)
 def _described(path: Path) -> dict[str, Variable]:
-    """The variables of a NetCDF file that have times, by name."""
+    """Return the variables of a NetCDF file that have times, by name."""
     with netcdf().open_dataset(path, decode_times=False) as dataset:
         return {
             str(name): Variable(
@@ -97,7 +97,7 @@ class Fields:
             )
 
     def variable(self, name: str) -> Variable:
-        """Where a field is and what it is, by the files themselves; without them, by what the made-up ones have."""
+        """Return where a field is and what it is, by the files themselves; without them, by what the made-up ones have."""
         for file in _FILES:
             path: Path = getattr(self, file)
             found = _described(path).get(name) if path.is_file() else None
@@ -107,12 +107,12 @@ class Fields:
         return unknown if all(getattr(self, file).is_file() for file in _FILES) else VARIABLES.get(name, unknown)
 
     def _read_names(self) -> list[str]:
-        """The columns, and what the mask looks at."""
+        """Return the columns, and what the mask looks at."""
         looked = () if self.mask == "none" else ("aice", "hi", "tair")
         return list(dict.fromkeys((*self.columns, *looked)))
 
     def times(self) -> int:
-        """How many times both files have."""
+        """Return how many times both files have."""
         xr = netcdf()
         counts = []
         for path in (self.atmosphere, self.ocean):
@@ -123,11 +123,11 @@ class Fields:
         return counts[0]
 
     def is_valid(self, time: int) -> bool:
-        """Whether a time is only measured on."""
+        """Return whether a time is only measured on."""
         return time % self.valid_every == self.valid_every - 1
 
     def read(self, time: int) -> Rows:
-        """The patterns of one time: inputs, then outputs."""
+        """Return the patterns of one time: inputs, then outputs."""
         values = self._values(time)
         rows = np.stack([values[name] for name in self.columns], 1)
         return rows[self._counts(values, rows, time)]
@@ -147,7 +147,7 @@ class Fields:
         return found
 
     def _counts(self, values: dict[str, Rows], rows: Rows, time: int) -> NDArray[np.bool_]:
-        """Which cells count."""
+        """Return which cells count."""
         kept = np.isfinite(rows).all(1)
         if self.mask != "none":
             kept &= (values["tair"] >= _AIR[0]) & (values["tair"] <= _AIR[1])
@@ -238,7 +238,7 @@ class Patterns:
         return PatternRows(self.fields, times, [self.counts[t] for t in times], pieces)
 
     def rows(self, valid: bool) -> int:
-        """How many there are."""
+        """Return how many there are."""
         return sum(count for time, count in enumerate(self.counts) if self.fields.is_valid(time) == valid)
 
 
@@ -287,7 +287,7 @@ class PatternRows(Dataset[Tensor]):
         return self._held[number]
 
     def _parts(self, piece: range) -> Iterable[tuple[int, Rows]]:
-        """What each time has of a piece, and where in the piece it belongs."""
+        """Yield what each time has of a piece, and where in the piece it belongs."""
         at = piece.start
         place = bisect_right(self._ends, at)
         while at < piece.stop:

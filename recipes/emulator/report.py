@@ -60,7 +60,7 @@ can be compared with what is true. All figures are of times that were not traine
 
 
 def rows_of(run: Path) -> Rows:
-    """What a run has logged."""
+    """Return what a run has logged."""
     lines = (run / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
     return [json.loads(line) for line in lines]
 
@@ -97,7 +97,7 @@ class Found:
         return float((self.jacobian - self.true_jacobian).norm() / self.true_jacobian.norm())
 
     def panels(self) -> list[Panel]:
-        """What is true on the horizontal axis, what was learnt on the vertical one."""
+        """Return what is true on the horizontal axis, what was learnt on the vertical one."""
         return [
             *_beside([f"{name}, predicted" for name in OUTPUTS], self.true.unbind(1), self.predicted.unbind(1)),
             *_beside(
@@ -125,7 +125,7 @@ def _beside(titles: Sequence[str], true: Sequence[Tensor], learnt: Sequence[Tens
 
 
 def _table(head: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
-    """A table; numbers are aligned to the right."""
+    """Return a table; numbers are aligned to the right."""
 
     def cell(value: Any) -> str:
         if isinstance(value, (int, float)):
@@ -163,7 +163,7 @@ def _line(rows: Rows, key: str, name: str, color: str, mark: bool = True) -> Lin
 
 
 def _first(value: Any) -> Any:
-    """A learning rate is one of each parameter group."""
+    """Return a learning rate is one of each parameter group."""
     return value[0] if isinstance(value, list) else value
 
 

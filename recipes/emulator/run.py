@@ -37,7 +37,7 @@ class Recipe(Commands):
         )  # fmt: skip
 
     def verify(self, overrides: Sequence[str]) -> dict[str, Any]:
-        """The same on one, two and four ranks, evaluations included."""
+        """Return the same on one, two and four ranks, evaluations included."""
         found = self.samestep(
             "verify", "verify", CONFIG, "--worlds", "1,2,4", "--steps", "8", "--json", "run_dir=proof",
             *overrides, "evaluation.every_steps=4",

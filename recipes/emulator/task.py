@@ -153,7 +153,7 @@ class SeaIce(Task):
         return x
 
     def predict(self, model: nn.Module, batch: LaneBatch) -> dict[str, Tensor]:
-        """A column for each output, in the units of the files."""
+        """Return a column for each output, in the units of the files."""
         found = _inner(model).predict(batch.x)
         return dict(zip(self._fields.outputs, found.unbind(1), strict=True))
 
@@ -195,7 +195,7 @@ class SeaIce(Task):
         return watching
 
     def held(self) -> int:
-        """How many training patterns this process keeps."""
+        """Return how many training patterns this process keeps."""
         return 0 if self._data is None else self._data.held
 
     def on_end(self, folder: Path) -> None:
@@ -212,7 +212,7 @@ class SeaIce(Task):
 
 
 def _inner(model: nn.Module) -> Any:
-    """The emulator itself: `same: rounding` wraps it."""
+    """Return the emulator itself: `same: rounding` wraps it."""
     return getattr(model, "module", model)
 
 

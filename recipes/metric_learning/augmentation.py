@@ -78,7 +78,7 @@ class Albumentations:
 
 
 def training_transform(size: int, albumentations: Sequence[Any] | None) -> Any:
-    """What training images go through."""
+    """Return what training images go through."""
     return Augmented(size) if albumentations is None else Albumentations(size, albumentations)
 
 

@@ -18,7 +18,7 @@ Transform = Callable[[Image.Image], Tensor]
 
 
 def list_classes(folder: Path) -> dict[str, list[Path]]:
-    """The images of each class, both by name.
+    """Return the images of each class, both by name.
 
     Raises:
         TaskError: if there are no classes, one only, or one without images.
@@ -42,12 +42,12 @@ def list_classes(folder: Path) -> dict[str, list[Path]]:
 
 
 def list_images(folder: Path) -> list[Path]:
-    """The image files in a folder, by name."""
+    """Return the image files in a folder, by name."""
     return sorted(path for path in folder.iterdir() if path.is_file() and path.suffix.lower() in SUFFIXES)
 
 
 def read_image(path: Path) -> Image.Image:
-    """An image in RGB.
+    """Return an image in RGB.
 
     Raises:
         TaskError: if it cannot be read.
@@ -117,7 +117,7 @@ class Images(Dataset[tuple[Tensor, int]]):
         classes: Sequence[str] | None = None,
         skip_unreadable: bool = False,
     ) -> Images:
-        """The images of class folders.
+        """Return the images of class folders.
 
         Args:
             folder: what holds a folder for each class.
@@ -139,7 +139,7 @@ class Images(Dataset[tuple[Tensor, int]]):
 
     @classmethod
     def unlabelled(cls, folder: Path, transform: Transform, skip_unreadable: bool = False) -> Images:
-        """All images in a folder and the folders in it; their class is -1."""
+        """Return all images in a folder and the folders in it; their class is -1."""
         if not folder.is_dir():
             raise TaskError(f"there is no folder {folder} to read images from")
         inside = sorted(path for path in folder.iterdir() if path.is_dir())

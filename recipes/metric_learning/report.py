@@ -56,13 +56,13 @@ checkpoints are averaged. Stage 2 trains a classifier on that encoder, which sta
 
 
 def rows_of(run: Path) -> Rows:
-    """What a run has logged."""
+    """Return what a run has logged."""
     lines = (run / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
     return [json.loads(line) for line in lines]
 
 
 def best(rows: Rows, name: str) -> float:
-    """The highest value of a metric."""
+    """Return the highest value of a metric."""
     return max(row[name] for row in rows if name in row)
 
 
@@ -131,7 +131,7 @@ def _range_panel(found: Mapping[str, Any]) -> Panel:
 
 
 def _at(found: Mapping[str, Any], rate: float) -> float:
-    """The smoothed loss at the rate that was tried nearest to this one."""
+    """Return the smoothed loss at the rate that was tried nearest to this one."""
     tried: Sequence[float] = found["rates"]
     nearest = min(range(len(tried)), key=lambda place: abs(tried[place] / rate - 1))
     return float(found["smoothed"][nearest])
@@ -152,7 +152,7 @@ def _embeddings(first: Path) -> str:
 
 
 def _mistakes(labels: Path) -> str:
-    """The predictions that are not what the file's folder is named."""
+    """Return the predictions that are not what the file's folder is named."""
     with labels.open(encoding="utf-8", newline="") as file:
         rows = list(csv.DictReader(file))
     wrong = [row for row in rows if Path(row["file"]).parent.name != row["label"]]

@@ -36,7 +36,7 @@ class Document:
 
 
 def read_documents(path: Path, types: Sequence[str] | None) -> list[Document]:
-    """The documents of a file, one a line: `{"text": ..., "annotations": [[start, end, type], ...]}`.
+    """Return the documents of a file, one a line: `{"text": ..., "annotations": [[start, end, type], ...]}`.
 
     Args:
         path: the file.

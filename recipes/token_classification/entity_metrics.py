@@ -86,7 +86,7 @@ class PerEntity(EntityF1):
 
 
 def _rows(predicted: Tensor, labels: Tensor) -> Iterator[tuple[list[int], list[int]]]:
-    """Each sample's numbers, without special tokens and padding."""
+    """Yield each sample's numbers, without special tokens and padding."""
     for mine, true in zip(predicted.cpu(), labels.cpu(), strict=True):
         kept = true != IGNORED
         yield mine[kept].tolist(), true[kept].tolist()

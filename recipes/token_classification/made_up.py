@@ -99,7 +99,7 @@ PARTS = (
 
 
 def make_document(rng: random.Random) -> Document:
-    """A document, drawn from a generator."""
+    """Return a document, drawn from a generator."""
     lines = [rng.choice(choices) for choices in rng.sample(PARTS, 3)]
     lines += rng.sample(ASIDES, rng.randint(0, 1))
     rng.shuffle(lines)

@@ -28,7 +28,7 @@ def _transformers() -> Any:
 
 
 def load_tokenizer(checkpoint: str, data: Path) -> Any:
-    """The checkpoint's tokenizer; the one in the data's folder if there is no checkpoint."""
+    """Return the checkpoint's tokenizer; the one in the data's folder if there is no checkpoint."""
     if not checkpoint and not (data / FOLDER).is_dir():
         refuse_missing(data)
         raise TaskError(
@@ -49,7 +49,7 @@ def make_model(
     sizes: Mapping[str, int],
     dropout: float | None,
 ) -> nn.Module:
-    """A model with an output for each label.
+    """Return a model with an output for each label.
 
     Args:
         checkpoint: a folder, or a name on the hub; a small DistilBERT if empty.

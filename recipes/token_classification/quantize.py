@@ -43,7 +43,7 @@ def quantize(source: Path, target: Path) -> None:
 
 
 def compare(run: Path, files: Sequence[Path], overrides: Sequence[str]) -> dict[str, Any]:
-    """The files' sizes and F1, and how many tokens get the same label from all of them.
+    """Return the files' sizes and F1, and how many tokens get the same label from all of them.
 
     Args:
         run: whose task has the data.

@@ -52,7 +52,7 @@ def write_results(
 
 
 def _table(head: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
-    """A table; numbers are aligned to the right."""
+    """Return a table; numbers are aligned to the right."""
 
     def cell(value: Any) -> str:
         if isinstance(value, (int, float)):
@@ -150,7 +150,7 @@ def _documents(folder: Path) -> str:
 
 
 def _marked(document: Document, found: Sequence[Span]) -> str:
-    """A text with the found entities marked, and below it those that differ from the annotations."""
+    """Return a text with the found entities marked, and below it those that differ from the annotations."""
     pieces, at = [], 0
     for span in sorted(found):
         pieces.append(html.escape(document.text[at : span.start]))

@@ -30,7 +30,7 @@ class Recipe(Commands):
         self.samestep("predictions", "predict", "runs/entities", "valid", "--output", "predictions.jsonl")
 
     def search(self, folds: int, overrides: Sequence[str]) -> dict[str, Any]:
-        """A short search; its trials."""
+        """Return a short search; its trials."""
         # What is the same in all trials is a choice of one.
         fixed = [f"space.{key}={{choice: [{value}]}}" for key, _, value in map(_parts, overrides)]
         found = self.samestep(

@@ -15,7 +15,7 @@ IGNORED = -100
 
 
 def labels_of(types: Sequence[str]) -> list[str]:
-    """The labels of a classifier: O, then B- and I- of each type."""
+    """Return the labels of a classifier: O, then B- and I- of each type."""
     return ["O", *(f"{place}-{kind}" for kind in types for place in "BI")]
 
 
@@ -51,7 +51,7 @@ class Encoder:
             raise TaskError(f"params.max_length is {max_length}: special tokens alone fill that")
 
     def samples(self, documents: Sequence[Document]) -> list[Sample]:
-        """A sample for each document; several for one that is longer than `max_length`."""
+        """Return a sample for each document; several for one that is longer than `max_length`."""
         return [
             self._sample(number, document, start, end)
             for number, document in enumerate(documents)
@@ -59,7 +59,7 @@ class Encoder:
         ]
 
     def _parts(self, number: int, document: Document) -> Iterator[tuple[int, int]]:
-        """Where a text is cut: before a word, and never inside of an entity."""
+        """Yield where a text is cut: before a word, and never inside of an entity."""
         text = document.text
         encoded = self._tokenizer(
             text, add_special_tokens=False, return_offsets_mapping=True, truncation=False, verbose=False
@@ -94,7 +94,7 @@ class Encoder:
 
 
 def _without_blanks(text: str, start: int, end: int) -> tuple[int, int]:
-    """A token's place without the blanks that some tokenizers count to it."""
+    """Return a token's place without the blanks that some tokenizers count to it."""
     while start < end and text[start].isspace():
         start += 1
     return start, end
@@ -106,7 +106,7 @@ def _is_cut(document: Document, place: int) -> bool:
 
 
 def tags_of(document: Document, offsets: Sequence[tuple[int, int]], part: tuple[int, int]) -> list[str]:
-    """The tag of each token.
+    """Return the tag of each token.
 
     Args:
         document: the document.
@@ -137,7 +137,7 @@ def tags_of(document: Document, offsets: Sequence[tuple[int, int]], part: tuple[
 
 
 def entities_of(tags: Sequence[str]) -> list[Span]:
-    """The entities of a sequence of tags, by the places of their tokens.
+    """Return the entities of a sequence of tags, by the places of their tokens.
 
     An I- that continues nothing begins an entity, as in conlleval and seqeval: a classifier may
     predict any sequence.

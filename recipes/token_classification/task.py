@@ -149,7 +149,7 @@ class Entities(Task):
         return self._loss(logits, batch)
 
     def predict(self, model: nn.Module, batch: LaneBatch) -> dict[str, Any]:
-        """The document's number, and its entities as annotations are written."""
+        """Return the document's number, and its entities as annotations are written."""
         predicted = self._logits(model, batch).argmax(-1).cpu()
         rows = zip(predicted, batch.data["labels"].cpu(), batch.data["offsets"].tolist(), strict=True)
         return {"document": batch.data["document"], "entities": [self._annotations(*row) for row in rows]}

@@ -52,7 +52,7 @@ def _tokenizer(vocabulary: dict[str, int]) -> Any:
 
 
 def _vocabulary(texts: list[str], size: int) -> dict[str, int]:
-    """The tokens and their numbers, the same in every process.
+    """Return the tokens and their numbers, the same in every process.
 
     The library numbers the letters inside of words in the order of a hash table, which is another one
     each time, and breaks ties between tokens by number. As special tokens they are numbered first.

@@ -96,7 +96,7 @@ class Captioner(nn.Module):
         self.register_buffer("later", torch.ones(LENGTH, LENGTH, dtype=torch.bool).triu(1), persistent=False)
 
     def see(self, pictures: Tensor) -> Tensor:
-        """What the decoder attends to: a vector for each patch of pictures of bytes."""
+        """Return what the decoder attends to: a vector for each patch of pictures of bytes."""
         batch, cells = len(pictures), SIZE // CELL
         pixels = pictures.float() / 127.5 - 1
         patches = pixels.view(batch, cells, CELL, cells, CELL, 3).transpose(2, 3)
@@ -107,7 +107,7 @@ class Captioner(nn.Module):
         return out
 
     def speak(self, seen: Tensor, words: Tensor) -> Tensor:
-        """The logits of the word after each of these."""
+        """Return the logits of the word after each of these."""
         length = words.shape[1]
         x = self.word(words) + self.position[:length]
         hidden = self.later[:length, :length]
@@ -121,7 +121,7 @@ class Captioner(nn.Module):
 
 
 def loss_of(logits: Tensor, tokens: Tensor) -> tuple[Tensor, Tensor]:
-    """The loss summed over words, and how many these are: captions have different lengths."""
+    """Return the loss summed over words, and how many these are: captions have different lengths."""
     targets = tokens[:, 1:]
     ignored = WORDS.index(PAD)
     loss = F.cross_entropy(logits.float().flatten(0, 1), targets.flatten(), ignore_index=ignored, reduction="sum")

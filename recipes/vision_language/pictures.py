@@ -45,7 +45,7 @@ class Scene:
 
 
 def is_held_out(caption: str) -> bool:
-    """Whether no picture to train on has this caption; by its letters, whatever the seed."""
+    """Return whether no picture to train on has this caption; by its letters, whatever the seed."""
     return zlib.crc32(caption.encode()) % _HELD_OUT == 0
 
 
@@ -68,7 +68,7 @@ def draw(rng: np.random.Generator, count: int, held_out: bool = False) -> tuple[
 
 
 def tokens_of(captions: list[str]) -> np.ndarray:
-    """Each caption as START, its words and END, padded to LENGTH + 1 tokens."""
+    """Return each caption as START, its words and END, padded to LENGTH + 1 tokens."""
     numbers = {word: number for number, word in enumerate(WORDS)}
     rows = np.full((len(captions), LENGTH + 1), numbers[PAD], dtype=np.int64)
     for row, caption in zip(rows, captions, strict=True):
@@ -78,7 +78,7 @@ def tokens_of(captions: list[str]) -> np.ndarray:
 
 
 def text_of(tokens: list[int]) -> str:
-    """The words of a caption up to its END; anything else that is no word of a caption shows as it is."""
+    """Return the words of a caption up to its END; anything else that is no word of a caption shows as it is."""
     words = [WORDS[token] for token in tokens]
     return " ".join(words[: words.index(END)] if END in words else words)
 
@@ -104,7 +104,7 @@ _MASKS = _masks()
 
 
 def _paint(rng: np.random.Generator, scene: Scene) -> np.ndarray:
-    """Each shape in a cell of its own in the scene's corner, moved a little and of any brightness."""
+    """Return each shape in a cell of its own in the scene's corner, moved a little and of any brightness."""
     picture = np.full((SIZE, SIZE, 3), rng.integers(60), dtype=np.float32)
     corner = SIZE // 2 // CELL
     for cell in rng.permutation(corner**2)[: scene.count]:

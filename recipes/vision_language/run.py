@@ -30,7 +30,7 @@ class Recipe(Commands):
         self.steps, self.overrides = steps, overrides
 
     def train(self, name: str, world: int, precision: str, *words: str) -> Training:
-        """A training on so many ranks."""
+        """Return a training on so many ranks."""
         target = self.folder / name
         # Ranks that share a machine's GPU cannot talk by nccl.
         settings = [f"precision={precision}", f"steps={self.steps}", "distributed.backend=gloo"]

@@ -47,7 +47,7 @@ class Captions(Task):
         return AdamW(model.parameters(), lr=self._lr, weight_decay=0.01, fused=True)
 
     def schedules(self, optimizers: Sequence[Optimizer], steps: int | None) -> Schedule:
-        """A rise over the warm-up, then half a cosine."""
+        """Return a rise over the warm-up, then half a cosine."""
         assert steps is not None, "the config sets the steps"
 
         def factor(step: int) -> float:

@@ -50,7 +50,7 @@ class CaptionTrainer(DistributedAMPTrainer):
 
 
 def amp_config(config: Config) -> AMPConfig:
-    """The part of a run's config that the trainer takes."""
+    """Return the part of a run's config that the trainer takes."""
     scale = config.loss_scale
     return AMPConfig(
         precision=config.precision, seed=config.seed, gradient_clip_max_norm=config.clip.norm,
@@ -73,13 +73,13 @@ class LaneData:
         self._seed, self._get_batch = config.seed, task.train_data().get_batch
 
     def batch(self, step: int, lane: int) -> Any:
-        """What a lane trains on: by seed, step and lane alone, whichever rank it is on."""
+        """Return what a lane trains on: by seed, step and lane alone, whichever rank it is on."""
         seed = np.random.SeedSequence([self._seed, step, lane]).generate_state(1, np.uint32)[0]
         return self._get_batch(torch.Generator().manual_seed(int(seed)), self.size)
 
 
 def describe(model: nn.Module, precision: torch.dtype, count: int) -> dict[str, Any]:
-    """How many held-out pictures get exactly the caption that they were drawn from, and the first captions."""
+    """Return how many held-out pictures get exactly the caption that they were drawn from, and the first captions."""
     assert isinstance(model, Captioner)
     pictures, captions = draw(np.random.default_rng(1), count, held_out=True)
     device = next(model.parameters()).device

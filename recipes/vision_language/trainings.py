@@ -24,12 +24,12 @@ class Training:
         """Of each step, those of all lanes."""
 
     def ranks_agree(self) -> bool:
-        """Whether all ranks had the same scales, skipped the same steps and have the same weights."""
+        """Return whether all ranks had the same scales, skipped the same steps and have the same weights."""
         names = ("scales", "skipped", "digest")
         return all(rank[name] == self.ranks[0][name] for rank in self.ranks for name in names)
 
     def is_the_end_of(self, other: Training) -> bool:
-        """Whether all that this one did, the other did too, to the bit."""
+        """Return whether all that this one did, the other did too, to the bit."""
         at = self.first
         mine = (self.losses, self.scales, self.digest, self.skipped)
         later = [step for step in other.skipped if step >= at]

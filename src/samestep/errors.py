@@ -171,7 +171,7 @@ class MissingExtraError(UserError):
 
 
 def _packages_of(extra: str) -> list[str]:
-    """What an extra adds, as this package's own metadata states it; nothing if it has none."""
+    """Return what an extra adds, as this package's own metadata states it; nothing if it has none."""
     from importlib import metadata  # here: every start would wait for it
 
     try:
@@ -242,7 +242,7 @@ class RankHung(SamestepError):
 
 
 def code_of_ranks(code: int) -> int:
-    """The exit code for a launch whose ranks ended with this one: theirs if it means something."""
+    """Return the exit code for a launch whose ranks ended with this one: theirs if it means something."""
     return code if code in (2, 3, 4, 7) else 1
 
 

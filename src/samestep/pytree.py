@@ -34,7 +34,7 @@ def _same_key(key: Any) -> Any:
 
 
 def _children(node: Any) -> list[tuple[Any, Any]] | None:
-    """What a container holds, by key or index; None for a leaf."""
+    """Return what a container holds, by key or index; None for a leaf."""
     if isinstance(node, Tensor):  # first, since most nodes are
         return None
     if isinstance(node, (list, tuple)):
@@ -47,7 +47,7 @@ def _children(node: Any) -> list[tuple[Any, Any]] | None:
 
 
 def _rebuild(node: Any, children: Sequence[tuple[Any, Any]]) -> Any:
-    """A container like this one with other children."""
+    """Return a container like this one with other children."""
     kind = type(node)
     if kind in (dict, OrderedDict):
         return dict(children)
@@ -76,7 +76,7 @@ def map_with_path(
     key: Callable[[Any], Any] = _same_key,
     path: Path = (),
 ) -> Any:
-    """The same containers with every leaf changed.
+    """Return the same containers with every leaf changed.
 
     Args:
         change: Called with the path and the value of each leaf.
@@ -93,7 +93,7 @@ def map_with_path(
 
 
 def map_leaves(change: Callable[[Any], Any], data: Any, is_leaf: IsLeaf = _never) -> Any:
-    """The same containers with every leaf changed."""
+    """Return the same containers with every leaf changed."""
     if isinstance(data, Tensor) or is_leaf(data):
         return change(data)
     # Nearly every batch is of these; each lane of each step is walked several times.
@@ -109,7 +109,7 @@ def map_leaves(change: Callable[[Any], Any], data: Any, is_leaf: IsLeaf = _never
 
 
 def leaves(data: Any) -> list[Any]:
-    """Every leaf, in the order of the containers."""
+    """Return every leaf, in the order of the containers."""
     found: list[Any] = []
     _collect(data, found)
     return found
@@ -135,7 +135,7 @@ def _collect(data: Any, found: list[Any]) -> None:
 
 
 def tensors(data: Any) -> list[Tensor]:
-    """Every tensor, in the order of the containers."""
+    """Return every tensor, in the order of the containers."""
     return [leaf for leaf in leaves(data) if isinstance(leaf, Tensor)]
 
 
@@ -148,7 +148,7 @@ def _moves_itself(node: Any) -> bool:
 
 
 def move(data: Any, device: torch.device) -> Any:
-    """The data with every tensor on the device; copies from pinned memory do not wait."""
+    """Return the data with every tensor on the device; copies from pinned memory do not wait."""
 
     def to_device(leaf: Any) -> Any:
         if isinstance(leaf, Tensor):
@@ -159,7 +159,7 @@ def move(data: Any, device: torch.device) -> Any:
 
 
 def pin(data: Any, above: int = -1) -> Any:
-    """The data in page-locked memory.
+    """Return the data in page-locked memory.
 
     Args:
         data: What to walk; it stays as it is.
@@ -175,7 +175,7 @@ def pin(data: Any, above: int = -1) -> Any:
 
 
 def clone(data: Any) -> Any:
-    """The data with every tensor cloned."""
+    """Return the data with every tensor cloned."""
     return map_leaves(lambda leaf: leaf.clone() if isinstance(leaf, Tensor) else leaf, data)
 
 
@@ -193,7 +193,7 @@ def take_samples(data: Any, start: int, stop: int, samples: int) -> Any:
     """
 
     def is_column(node: Any) -> bool:
-        """A list with an entry for each sample, such as their texts."""
+        """Return a list with an entry for each sample, such as their texts."""
         if not isinstance(node, (list, tuple)) or hasattr(node, "_fields"):
             return False
         return (
@@ -223,7 +223,7 @@ def take_samples(data: Any, start: int, stop: int, samples: int) -> Any:
 
 
 def signature(data: Any) -> Any:
-    """A hashable description: shapes and types of tensors, values of numbers, types of all else."""
+    """Return a hashable description: shapes and types of tensors, values of numbers, types of all else."""
     if isinstance(data, Tensor):
         return data.shape, data.dtype
     if isinstance(data, (list, tuple)):
@@ -235,7 +235,7 @@ def signature(data: Any) -> Any:
 
 
 def digest(data: Any) -> str:
-    """A short name for the content."""
+    """Return a short name for the content."""
     state = hashlib.blake2b(digest_size=8)
     _feed(data, state)
     return state.hexdigest()

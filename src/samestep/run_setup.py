@@ -1,4 +1,4 @@
-"""What every part of a run is built from, put together once and handed on."""
+"""The setup that every part of a run is built from, put together once and handed on."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ class RunSetup:
 
     @property
     def batch(self) -> BatchPlan:
-        """How a global batch is cut into lanes.
+        """Return how a global batch is cut into lanes.
 
         Raises:
             StepError: It is left to a DataLoader that the run has not seen yet.

@@ -23,7 +23,7 @@ VIA = ("torchrun", "mpirun", "launch")
 
 
 def command(via: str, ranks: int, config: Path, overrides: Sequence[str]) -> list[str]:
-    """The command line of so many ranks."""
+    """Return the command line of so many ranks."""
     python, words = sys.executable, [str(config), *overrides]
     if ranks == 1:
         return [python, str(SCRIPT), *words]

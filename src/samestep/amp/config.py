@@ -32,7 +32,7 @@ _KEYS = {
 
 @dataclass(frozen=True)
 class AMPConfig:
-    """How an AMPTrainer computes, scales its loss and clips its gradients."""
+    """Settings of an AMPTrainer: precision, loss scaling and clipping."""
 
     precision: str = "auto"
     """fp32, tf32, bf16, fp16, or auto: by device."""
@@ -80,7 +80,7 @@ class AMPConfig:
         return cls(precision="fp16", **values)
 
     def for_run(self, lanes: int, distributed: Mapping[str, Any] | None = None) -> Config:
-        """The config that the step engine takes; `ConfigError` names our fields, all wrong ones."""
+        """Return the config that the step engine takes; `ConfigError` names our fields, all wrong ones."""
         values: dict[str, Any] = {key: getattr(self, name) for name, key in _KEYS.items()}
         values |= {f"distributed.{name}": value for name, value in (distributed or {}).items()}
         # The batch size and the end are the caller's: one sample a lane and one step are placeholders.
@@ -114,7 +114,7 @@ def _in_our_words(mistake: Mistake) -> Mistake:
 
 
 def detect_bf16_support() -> tuple[bool, str]:
-    """Whether this process's GPU computes in bf16, and why."""
+    """Return whether this process's GPU computes in bf16, and why."""
     if not torch.cuda.is_available():
         return False, "there is no CUDA device"
     kind, reason = best_precision(torch.device("cuda"))
@@ -122,6 +122,6 @@ def detect_bf16_support() -> tuple[bool, str]:
 
 
 def get_optimal_dtype() -> torch.dtype:
-    """What `AMPConfig.auto()` computes in on this machine."""
+    """Return what `AMPConfig.auto()` computes in on this machine."""
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     return choose_precision("auto", device).dtype

@@ -59,7 +59,7 @@ class DistributedAMPTrainer(AMPTrainer):
         self._open()
 
     def wrap_model(self, model: nn.Module) -> nn.Module:
-        """The model to call in a forward pass, with rank 0's weights.
+        """Return the model to call in a forward pass, with rank 0's weights.
 
         With `same="bits"` it is the trainer's model itself, whose gradients the trainer sums; with
         "rounding" and several ranks, that model in DistributedDataParallel.
@@ -84,7 +84,7 @@ class DistributedAMPTrainer(AMPTrainer):
 
     @staticmethod
     def is_distributed() -> bool:
-        """Whether this process is a rank of an open process group."""
+        """Return whether this process is a rank of an open process group."""
         return group_is_open()
 
     def _open_context(self) -> RunContext:

@@ -173,7 +173,7 @@ class FedSteps:
 
 
 def samples_in(batch: Any) -> int:
-    """How many samples a batch has, by its first tensor; 0 for None."""
+    """Return how many samples a batch has, by its first tensor; 0 for None."""
     if batch is None:
         return 0
     for tensor in tensors(batch):

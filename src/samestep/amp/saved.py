@@ -45,7 +45,7 @@ def write(path: Path, state: Mapping[str, Any]) -> None:
 
 
 def read_on_all(path: Path, context: RunContext) -> dict[str, Any]:
-    """What every rank finds in the file; if one cannot read it, or finds another, all fail."""
+    """Return what every rank finds in the file; if one cannot read it, or finds another, all fail."""
     state: dict[str, Any] = {}
     wrong = digest = ""
     try:

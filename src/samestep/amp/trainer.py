@@ -101,7 +101,7 @@ class AMPTrainer:
             steps.has_more = False
 
     def compute_loss(self, batch: Any) -> Loss:
-        """The mean loss of a batch, or its sum and what it was summed over. Yours to override."""
+        """Return the mean loss of a batch, or its sum and what it was summed over. Yours to override."""
         model = self._steps().model
         if self.loss_fn is not None:
             if not isinstance(batch, (tuple, list)) or len(batch) < 2:
@@ -121,7 +121,7 @@ class AMPTrainer:
 
     @property
     def precision_dtype(self) -> torch.dtype:
-        """What matrix products are computed in."""
+        """Return what matrix products are computed in."""
         return self._precision.dtype
 
     @property
@@ -237,7 +237,7 @@ class AMPTrainer:
         return self._known_precision
 
     def _steps(self) -> FedSteps:
-        """The steps of all ranks, to begin or continue. All ranks call this together."""
+        """Return the steps of all ranks, to begin or continue. All ranks call this together."""
         context = self._open()
         if self._fed is None:
             objects = [self.model, self.optimizer, *([self.scheduler] if self.scheduler else [])]

@@ -12,7 +12,7 @@ _TASK = f"{Path(__file__).resolve().with_name('builtin_tasks.py')}:Mlp"
 
 
 def builtin_config(**params: Any) -> Config:
-    """A small training that has everything that one has.
+    """Return a small training that has everything that one has.
 
     Args:
         **params: Of its task.
@@ -31,10 +31,10 @@ def builtin_config(**params: Any) -> Config:
 
 
 def is_builtin(config: Config) -> bool:
-    """Whether it trains what is built in."""
+    """Return whether it trains what is built in."""
     return config.task == _TASK
 
 
 def width_of_state(megabytes: int) -> int:
-    """The width of the built-in perceptron whose weights and AdamW's moments are about so large."""
+    """Return the width of the built-in perceptron whose weights and AdamW's moments are about so large."""
     return max(1, round(math.sqrt(megabytes * 1e6 / (3 * 4 * 8))))

@@ -1,4 +1,4 @@
-"""What is measured where no config is given: a training that has everything that one has."""
+"""The training that is measured if no config is given; it has everything that a training can have."""
 
 from __future__ import annotations
 

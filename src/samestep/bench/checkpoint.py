@@ -1,4 +1,4 @@
-"""What saves and restores of a training take, on one disk, with `torch.save` as the control."""
+"""Times saves and restores of a training on one disk, with `torch.save` as the control."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _MOST_STEPS = 50
 
 @dataclass(frozen=True)
 class CheckpointPlan:
-    """What is measured, and where."""
+    """Settings of a measurement of saves and restores."""
 
     folder: Path
     """Must exist; each number of ranks leaves a folder in it."""
@@ -96,7 +96,7 @@ class SaveContest:
         return saver
 
     def turns(self) -> dict[str, Callable[[], Taken]]:
-        """What is done in a round, by name."""
+        """Return what is done in a round, by name."""
         found: dict[str, Callable[[], Taken]] = {
             CONTROL: self._torch_save,
             "save": self._save_behind,
@@ -143,7 +143,7 @@ class SaveContest:
         self._savers[how].save(Position(step=self._saves), {}, None)
 
     def _steps_beside(self) -> Taken:
-        """A step with nothing else to do, and while a save is written."""
+        """Return a step with nothing else to do, and while a save is written."""
         if not self._count:
             each = max(self._context.gather(self._time_steps(3)))
             self._count = min(_MOST_STEPS, max(3, round(_SECONDS_OF_STEPS / each)))
@@ -179,7 +179,7 @@ class SaveContest:
             torch.cuda.synchronize(self._device)
 
     def rows(self) -> list[dict[str, Any]]:
-        """What each took; on every rank the same."""
+        """Return what each took; on every rank the same."""
         context = self._context
         sizes = context.broadcast(self._bytes)
         written = sizes["restore", context.world]

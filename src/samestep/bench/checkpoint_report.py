@@ -1,4 +1,4 @@
-"""How it is shown what saves and restores take. No torch here."""
+"""Presents times of saves and restores. No torch here."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def bandwidth(row: Row) -> float | None:
 
 
 def cells(rows: Sequence[Row]) -> list[tuple[str, ...]]:
-    """Of the table of everything that was timed."""
+    """Return the cells of the table of everything that was timed."""
     return [
         (
             _name(row),
@@ -51,7 +51,7 @@ def _name(row: Row) -> str:
 
 
 def verdict(rows: Sequence[Row]) -> str:
-    """What a save costs at one number of ranks.
+    """Return what a save costs at one number of ranks.
 
     Args:
         rows: Of that number of ranks.
@@ -73,7 +73,7 @@ def _slower(took: Mapping[str, Row]) -> float:
 
 
 def present(document: Document) -> Presentation:
-    """How it is shown: everything that was timed."""
+    """Return how it is shown: everything that was timed."""
     machine, rows = document.machine, document.rows
     rounds = max(len(row["seconds"]) for row in rows)
     hosts = ", ".join(machine["hosts"])

@@ -1,4 +1,4 @@
-"""What messages between ranks take: collectives of many sizes, in turns, on the ranks that are there."""
+"""Times messages between ranks: collectives of many sizes, in turns, on the ranks that are there."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How it is shown what messages take. No torch here."""
+"""Presents times of messages. No torch here."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ LINK_COLUMNS = ("operation", "ranks", "latency", "bandwidth")
 
 
 def cells(rows: Sequence[Mapping[str, Any]]) -> list[tuple[str, ...]]:
-    """Of the table of all messages."""
+    """Return the cells of the table of all messages."""
     return [
         (
             row["operation"],
@@ -47,7 +47,7 @@ def cells(rows: Sequence[Mapping[str, Any]]) -> list[tuple[str, ...]]:
 
 
 def link_cells(rows: Sequence[Mapping[str, Any]]) -> list[tuple[str, ...]]:
-    """Of the table of lines through these times."""
+    """Return the cells of the table of lines through these times."""
     return [
         (
             operation,
@@ -60,7 +60,7 @@ def link_cells(rows: Sequence[Mapping[str, Any]]) -> list[tuple[str, ...]]:
 
 
 def heading(document: Document) -> str:
-    """What was measured, in one line."""
+    """Return what was measured, in one line."""
     rounds = max(len(row["seconds"]) for row in document.rows)
     hosts = ", ".join(document.machine["hosts"])
     backends = ", ".join(sorted({row["backend"] for row in document.rows}))
@@ -68,7 +68,7 @@ def heading(document: Document) -> str:
 
 
 def present(document: Document) -> Presentation:
-    """How it is shown: the curves, the lines through them, and all messages."""
+    """Return how it is shown: the curves, the lines through them, and all messages."""
     rows = document.rows
     return Presentation(
         title="What messages between ranks take",

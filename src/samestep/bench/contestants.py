@@ -32,12 +32,12 @@ from samestep.train.task import Task
 
 
 class LeftOut(Exception):
-    """Why a loop cannot be measured here."""
+    """Raised if a loop cannot be measured here; holds the reason."""
 
 
 @dataclass(frozen=True)
 class Seat:
-    """What every contestant gets."""
+    """The context in which every contestant is opened."""
 
     task: Task
     config: Config
@@ -60,7 +60,7 @@ class Seat:
         return self.config.batch_plan(self.context.world).global_batch // self.context.world
 
     def loader(self, shards: bool) -> DataLoader[Any]:
-        """The training data as people read it without samestep.
+        """Return the training data as people read it without samestep.
 
         Args:
             shards: Whether each rank reads its own part; else a library does that.
@@ -91,13 +91,13 @@ class Seat:
         return [found] if isinstance(found, Optimizer) else list(found)
 
     def mean_loss(self, model: nn.Module, data: Any) -> Tensor:
-        """The loss of a rank's batch, as other loops divide it."""
+        """Return the loss of a rank's batch, as other loops divide it."""
         batch = LaneBatch(0, data, ())
         return mean_of(self.task.loss(model, batch), self.config)
 
 
 def mean_of(value: LossValue, config: Config) -> Tensor:
-    """What a task's loss returned, as one mean."""
+    """Return what a task's loss returned, as one mean."""
     if isinstance(value, Tensor):
         return value
     if isinstance(value, tuple):
@@ -133,7 +133,7 @@ def open_samestep(seat: Seat) -> tuple[Advance, Run]:
 
 
 def open_ddp(seat: Seat) -> Advance:
-    """The loop that people write with DistributedDataParallel; on one rank without it."""
+    """Return the loop that people write with DistributedDataParallel; on one rank without it."""
     refuse_task(seat.task, seat.config)
     device = seat.context.device
     model = seat.task.model().to(device)
@@ -177,7 +177,7 @@ def epochs(loader: DataLoader[Any]) -> Iterator[Any]:
 
 
 def clipper(config: Config, model: nn.Module) -> Callable[[], object]:
-    """What clips gradients as the config has it, by torch's own functions."""
+    """Return what clips gradients as the config has it, by torch's own functions."""
     section = config.clip
     if section is None or not section.is_on:
         return lambda: None

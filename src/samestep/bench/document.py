@@ -1,4 +1,4 @@
-"""What a measurement leaves in a file: versioned, with the machine that it was made on."""
+"""The file that a measurement writes: versioned, with the machine that it was made on."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ class Document:
 
 
 def machine_facts(device: str, hosts: Sequence[str]) -> dict[str, Any]:
-    """What a figure depends on besides the code.
+    """Return what a figure depends on besides the code.
 
     Args:
         device: What the ranks compute on.

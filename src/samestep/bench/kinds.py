@@ -1,4 +1,4 @@
-"""Which measurements there are, and how each is shown. No torch here."""
+"""All measurements by name, and how each is presented. No torch here."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _PRESENTED: Mapping[str, Callable[[Document], Presentation]] = {
 
 
 def present(document: Document) -> Presentation:
-    """How a measurement is shown.
+    """Return how a measurement is shown.
 
     Raises:
         TextError: if this samestep knows no measurement of this kind.

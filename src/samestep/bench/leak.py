@@ -1,4 +1,4 @@
-"""Whether memory grows with every step. No torch here."""
+"""Detects memory that grows with every step. No torch here."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Slope:
 
 @dataclass(frozen=True)
 class Growth:
-    """How memory changed over the steps of a run."""
+    """The change of memory over the steps of a run."""
 
     steps: int
     slope: Slope
@@ -39,7 +39,7 @@ class Growth:
 
 
 def growth_of(held: Sequence[int], least_growth: int = LEAST_GROWTH) -> Growth:
-    """How memory grows, from what was held after each step.
+    """Return how memory grows, from what was held after each step.
 
     The least of each window counts, since garbage comes and goes. It is a leak if the line rises, also
     through the later half alone, where what only fills up once no longer does, and by more than noise.
@@ -59,7 +59,7 @@ def growth_of(held: Sequence[int], least_growth: int = LEAST_GROWTH) -> Growth:
 
 
 def windowed_minima(held: Sequence[int]) -> tuple[list[float], list[float]]:
-    """The middles of windows of steps after the warm-up, and the least that was held in each."""
+    """Return the middles of windows of steps after the warm-up, and the least that was held in each."""
     windows = _windows(held)
     return [middle for middle, _ in windows], [float(min(window)) for _, window in windows]
 
@@ -72,7 +72,7 @@ def _windows(held: Sequence[int]) -> list[tuple[float, Sequence[int]]]:
 
 
 def theil_sen(x: Sequence[float], y: Sequence[float]) -> Slope:
-    """The median of the slopes between all pairs of points, with Sen's range for it."""
+    """Return the median of the slopes between all pairs of points, with Sen's range for it."""
     count = len(x)
     slopes = sorted((y[b] - y[a]) / (x[b] - x[a]) for a in range(count) for b in range(a + 1, count))
     if count < _FEWEST:

@@ -56,7 +56,7 @@ def _accelerate_steps(
 
 
 def open_lightning(seat: Seat) -> Advance:
-    """The Lightning Trainer, in a thread, since it owns its loop."""
+    """Return the Lightning Trainer, in a thread, since it owns its loop."""
     _require("lightning")
     refuse_task(seat.task, seat.config)
     launch, world = detect_launch(process_environment()), seat.context.world

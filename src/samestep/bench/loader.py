@@ -1,4 +1,4 @@
-"""What a step's data takes, by loader processes and what they read ahead, against the rest of a step."""
+"""Times a step's data by workers and prefetch, against the rest of a step."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _WARM_UP = 3
 
 @dataclass(frozen=True)
 class LoaderPlan:
-    """What is compared."""
+    """Settings of a measurement of loaders."""
 
     workers: tuple[int, ...]
     prefetch: tuple[int, ...]
@@ -102,7 +102,7 @@ class _Reader:
         self.seconds.append(agree(self._time(self._count)))
 
     def _drain(self) -> None:
-        """What was read ahead since the last turn was free: read on until nothing is left of it."""
+        """Read on until nothing is left that was read ahead: since the last turn that was free."""
         left = self.workers * self.prefetch
         while left > 0:
             left -= max(1, self._next())
@@ -153,7 +153,7 @@ class _Rest:
 
 
 def steps_of_a_turn(seconds: float) -> int:
-    """How many steps of so many seconds a turn has."""
+    """Return how many steps of so many seconds a turn has."""
     return min(_MOST, max(_FEWEST, round(_SECONDS_OF_A_TURN / max(seconds, 1e-9))))
 
 

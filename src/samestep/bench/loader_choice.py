@@ -1,4 +1,4 @@
-"""Whether data is the bottleneck of a step, and which workers to take. No torch here."""
+"""Decides whether data is the bottleneck of a step, and which workers to take. No torch here."""
 
 from __future__ import annotations
 
@@ -27,24 +27,24 @@ class Reading:
 
     @property
     def is_bottleneck(self) -> bool:
-        """Whether steps wait for data for more than a tenth of the rest."""
+        """Return whether steps wait for data for more than a tenth of the rest."""
         return self.step > WORTH * self.rest
 
     @property
     def overrides(self) -> list[str]:
-        """What to set for it."""
+        """Return what to set for it."""
         ahead = [f"loader.prefetch={self.prefetch}"] if self.workers else []
         return [f"loader.workers={self.workers}", *ahead]
 
 
 def recommended(readings: Sequence[Reading]) -> Reading:
-    """The one with the fewest workers, and the least read ahead, among those that are as fast as any."""
+    """Return the one with the fewest workers, and the least read ahead, among those that are as fast as any."""
     fastest = min(reading.step for reading in readings)
     good = [reading for reading in readings if reading.step <= WORTH * fastest]
     return min(good, key=lambda reading: (reading.workers, reading.prefetch))
 
 
 def settings(workers: Sequence[int], prefetch: Sequence[int]) -> list[tuple[int, int]]:
-    """What is tried: every number of workers with everything read ahead, no workers once."""
+    """Return what is tried: every number of workers with everything read ahead, no workers once."""
     found = [(count, ahead if count else 0) for count in workers for ahead in prefetch]
     return list(dict.fromkeys(found))

@@ -1,4 +1,4 @@
-"""How it is shown what a step's data takes. No torch here."""
+"""Presents times of a step's data. No torch here."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ COLUMNS = ("ranks", "workers", "read ahead", "data of a step", "95 % range", "re
 
 
 def reading_of(row: Row) -> Reading:
-    """What a row says of a way to read."""
+    """Return what a row says of a way to read."""
     return Reading(row["workers"], row["prefetch"], row["median"], row["step_seconds"]["median"])
 
 
 def cells(rows: Sequence[Row]) -> list[tuple[str, ...]]:
-    """Of the table of all ways."""
+    """Return the cells of the table of all ways."""
     return [
         (
             str(row["world"]),
@@ -44,7 +44,7 @@ def cells(rows: Sequence[Row]) -> list[tuple[str, ...]]:
 
 
 def verdict(rows: Sequence[Row]) -> str:
-    """Whether data is the bottleneck at one number of ranks, and what to set.
+    """Return whether data is the bottleneck at one number of ranks, and what to set.
 
     Args:
         rows: Of that number of ranks.
@@ -79,7 +79,7 @@ def _set(reading: Reading) -> str:
 
 
 def by_world(rows: Sequence[Row]) -> dict[int, list[Row]]:
-    """The rows of each number of ranks."""
+    """Return the rows of each number of ranks."""
     found: dict[int, list[Row]] = {}
     for row in rows:
         found.setdefault(row["world"], []).append(row)
@@ -87,7 +87,7 @@ def by_world(rows: Sequence[Row]) -> dict[int, list[Row]]:
 
 
 def present(document: Document) -> Presentation:
-    """How it is shown: every way, and what to set."""
+    """Return how it is shown: every way, and what to set."""
     machine, rows = document.machine, document.rows
     rounds = max(len(row["seconds"]) for row in rows)
     note = "A step waits for its data if there are no workers, or if they are slower than the rest of the step."

@@ -1,4 +1,4 @@
-"""How much larger one set of rounds is than another, by ranks and not by an assumed distribution."""
+"""The ratio of two sets of rounds, by their ranks and not by an assumed distribution."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _CHANCE = 0.05
 
 
 def ratio_confidence_interval(after: Sequence[float], before: Sequence[float]) -> Spread | None:
-    """How many times larger, with its 95 % range.
+    """Return how many times larger, with its 95 % range.
 
     All ratios of a round after to a round before; their median is the estimate of Hodges and Lehmann, and the
     range is that of the rank test of Mann and Whitney: it excludes 1 if and only if that test finds a difference.
@@ -33,7 +33,7 @@ def ratio_confidence_interval(after: Sequence[float], before: Sequence[float]) -
 
 
 def _left_out(first: int, second: int) -> int | None:
-    """How many of the ratios lie beyond each end of the range; None if even all are too few."""
+    """Return how many of the ratios lie beyond each end of the range; None if even all are too few."""
     ways, total, seen = _orders(first, second), math.comb(first + second, first), 0
     for count, number in enumerate(ways):
         seen += number

@@ -1,4 +1,4 @@
-"""What a training's memory consists of, predicted and measured; what lanes cost; and whether it leaks."""
+"""Measures what a training's memory consists of, beside a prediction; what lanes cost; and leaks."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ _STEPS = 5
 
 @dataclass(frozen=True)
 class MemoryPlan:
-    """What is measured."""
+    """Settings of a measurement of memory."""
 
     lanes_per_rank: tuple[int, ...]
     leak_steps: int
@@ -129,7 +129,7 @@ def measure_memory(config: Config, context: RunContext, plan: MemoryPlan) -> Doc
 
 
 def possible_lanes(config: Config, world: int, wanted: Sequence[int]) -> list[int]:
-    """The numbers of lanes of a rank that cut the global batch.
+    """Return the numbers of lanes of a rank that cut the global batch.
 
     Raises:
         PlanError: if none does.
@@ -170,7 +170,7 @@ def _part_rows(opened: Trials, lanes_per_rank: int) -> list[dict[str, Any]]:
 
 
 def _measured(by_rank: Sequence[Sequence[int | None]]) -> dict[str, Any]:
-    """The rank that holds most; from the least to the most of all steps of all ranks."""
+    """Return the rank that holds most; from the least to the most of all steps of all ranks."""
     values = [[value for value in rank if value is not None] for rank in by_rank]
     if not all(values):
         return {"measured_bytes": None, "low": None, "high": None}
@@ -180,7 +180,7 @@ def _measured(by_rank: Sequence[Sequence[int | None]]) -> dict[str, Any]:
 
 
 def _read_parts(opened: Trials, lanes_per_rank: int) -> tuple[StepMemory, list[_Held]]:
-    """What a run of so many lanes should hold, and what it did in some steps."""
+    """Return what a run of so many lanes should hold, and what it did in some steps."""
     context, device = opened.context, opened.context.device
     speed = opened.config.speed
     # A graph holds its memory for as long as it lives, and a compiled step is not seen through.
@@ -244,7 +244,7 @@ def _gradients(run: Run) -> Iterator[Tensor]:
 
 
 def _owns_its_memory(tensor: Tensor) -> bool:
-    """Whether it is no part of a bucket."""
+    """Return whether it is no part of a bucket."""
     return tensor.untyped_storage().nbytes() == tensor.nbytes
 
 

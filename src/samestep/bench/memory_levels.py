@@ -32,7 +32,7 @@ class StepLevels:
         return max((turn - begin for begin, turn in pairs), default=0)
 
     def gradients(self, by_tree: bool) -> int:
-        """What lanes left, and the last one's own where those before it are kept apart.
+        """Return what lanes left, and the last one's own where those before it are kept apart.
 
         Args:
             by_tree: Whether a lane's gradients are added when it is over, not while they come.
@@ -88,6 +88,6 @@ class Levels(RunListener):
         pass
 
     def finished(self) -> StepLevels:
-        """The step is over."""
+        """Return the step is over."""
         self.step.batches, self.step.peak = sum(self._sizes), self._meter.peak()
         return self.step

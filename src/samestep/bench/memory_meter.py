@@ -1,4 +1,4 @@
-"""How many bytes tensors hold on this rank's device: now, and at most."""
+"""Counts the bytes that tensors hold on this rank's device: now, and at most."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ class Meter(Protocol):
         """Bytes of all tensors that are alive."""
 
     def peak(self) -> int:
-        """The most that `held` was since `restart`."""
+        """Return the most that `held` was since `restart`."""
 
     def restart(self) -> None:
         """Look for a new peak."""
 
     def size_of(self, batch: Any) -> int:
-        """What of `held` is a batch's, once it is where this rank computes."""
+        """Return what of `held` is a batch's, once it is where this rank computes."""
 
     def resized(self, tensor: Tensor) -> None:
         """The storage of a tensor has another size now."""
@@ -49,7 +49,7 @@ def metered(device: torch.device) -> Iterator[Meter]:
 
 
 class _AllocatorMeter:
-    """What CUDA's allocator counts."""
+    """Reads the counts of CUDA's allocator."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device

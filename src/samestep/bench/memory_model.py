@@ -1,4 +1,4 @@
-"""What a training holds, from the shapes of its tensors: nothing here allocates any."""
+"""Predicts a training's memory from the shapes of its tensors; nothing here allocates any."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ class StepMemory:
 
     @property
     def total(self) -> int | None:
-        """What is held at most: when the last lane's backward pass begins, or in the update."""
+        """Return what is held at most: when the last lane's backward pass begins, or in the update."""
         if self.optimizer is None or self.activations is None:
             return None
         held = self.weights + self.buffers + self.optimizer + self.exchange + self.batches
@@ -70,13 +70,13 @@ class StepMemory:
 
 
 def bytes_of(found: Sequence[Tensor]) -> int:
-    """Of tensors, each memory once."""
+    """Return the bytes of tensors, each memory once."""
     storages = {t.untyped_storage()._cdata: t.untyped_storage().nbytes() for t in found}
     return sum(storages.values())
 
 
 def predict(run: Run, task: Task, batch: LaneBatch) -> StepMemory:
-    """What a prepared run should hold.
+    """Return what a prepared run should hold.
 
     Args:
         run: Whose modules and optimizers count.
@@ -139,7 +139,7 @@ def _trained(optimizers: Sequence[Optimizer]) -> list[Tensor]:
 
 
 def gradient_sets(config: Config, assignment: LaneAssignment) -> int:
-    """How many gradients of each parameter a rank holds at most, besides those that are exchanged.
+    """Return how many gradients of each parameter a rank holds at most, besides those that are exchanged.
 
     Args:
         config: How lanes are added up.
@@ -183,7 +183,7 @@ class _ShapesOfWeights:
 def predict_exchange(
     config: Config, assignment: LaneAssignment, params: Sequence[Tensor], units: Sequence[Unit] = ()
 ) -> int:
-    """What ranks hold to exchange gradients.
+    """Return what ranks hold to exchange gradients.
 
     Args:
         config: How lanes are added up.
@@ -234,7 +234,7 @@ def _partial_sums(assignment: LaneAssignment) -> int:
 def predict_optimizers(
     optimizers: Sequence[Optimizer], device: torch.device, owns: Callable[[Tensor], bool] = lambda param: True
 ) -> tuple[int | None, int]:
-    """What optimizers keep of their parameters, and hold besides while they step.
+    """Return what optimizers keep of their parameters, and hold besides while they step.
 
     Args:
         optimizers: Are not changed.
@@ -261,7 +261,7 @@ def predict_optimizers(
 
 
 def _on_meta(optimizer: Optimizer, device: torch.device, owns: Callable[[Tensor], bool]) -> Optimizer:
-    """The same optimizer of parameters that are only shapes, before its first step."""
+    """Return the same optimizer of parameters that are only shapes, before its first step."""
     twin = copy.copy(optimizer)
     twin.state = defaultdict(dict)
     twin.param_groups = [_meta_group(group, device, owns) for group in optimizer.param_groups]
@@ -290,7 +290,7 @@ def _meta_group(group: dict[str, Any], device: torch.device, owns: Callable[[Ten
 
 
 def predict_activations(run: Run, task: Task, batch: LaneBatch) -> int | None:
-    """What a lane's forward pass keeps for its backward pass, from those of parts of it.
+    """Return what a lane's forward pass keeps for its backward pass, from those of parts of it.
 
     Returns:
         None if the batch cannot be cut, or is too small for it.
@@ -307,13 +307,13 @@ def predict_activations(run: Run, task: Task, batch: LaneBatch) -> int | None:
 
 
 def line_through(first: tuple[float, float], second: tuple[float, float], at: float) -> float:
-    """Where the line through two points is at another place."""
+    """Return where the line through two points is at another place."""
     slope = (second[1] - first[1]) / (second[0] - first[0])
     return first[1] + slope * (at - first[0])
 
 
 def saved_bytes(run: Run, task: Task, batch: LaneBatch) -> int:
-    """What the forward pass of a batch keeps, besides the weights and the batch itself."""
+    """Return what the forward pass of a batch keeps, besides the weights and the batch itself."""
     modules = run.state.modules
     known = [t for module in modules for t in (*module.parameters(), *module.buffers())]
     before = {t.untyped_storage()._cdata for t in (*known, *tensors(batch.data))}

@@ -1,4 +1,4 @@
-"""How it is shown what a training's memory consists of. No torch here."""
+"""Presents what a training's memory consists of. No torch here."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ LEAK_COLUMNS = ("rank", "host", "ranks", "memory", "bytes a step", "95 % range",
 
 
 def part_cells(rows: Sequence[Row]) -> list[tuple[str, ...]]:
-    """Of the table of parts."""
+    """Return the cells of the table of parts."""
     return [
         (
             row["part"],
@@ -33,7 +33,7 @@ def part_cells(rows: Sequence[Row]) -> list[tuple[str, ...]]:
 
 
 def leak_cells(rows: Sequence[Row]) -> list[tuple[str, ...]]:
-    """Of the table of what grows."""
+    """Return the cells of the table of what grows."""
     return [
         (
             str(leak["rank"]),
@@ -51,7 +51,7 @@ def leak_cells(rows: Sequence[Row]) -> list[tuple[str, ...]]:
 
 
 def verdicts(parts: Sequence[Row], leaks: Sequence[Row]) -> list[str]:
-    """What follows: what lanes cost, and which rank leaks."""
+    """Return what follows: what lanes cost, and which rank leaks."""
     return [*_accumulation(parts), *_leaking(leaks)]
 
 
@@ -87,14 +87,14 @@ def _leaking(leaks: Sequence[Row]) -> list[str]:
 
 
 def heading(document: Document) -> str:
-    """What was measured, in one line."""
+    """Return what was measured, in one line."""
     machine = document.machine
     hosts = ", ".join(machine["hosts"])
     return f"{machine['task']} on {hosts} ({machine['device']}); of the rank that holds most"
 
 
 def present(document: Document) -> Presentation:
-    """How it is shown: parts, what lanes cost, and leaks."""
+    """Return how it is shown: parts, what lanes cost, and leaks."""
     parts = [row for row in document.rows if "part" in row]
     leaks = [row for row in document.rows if "leak" in row]
     tables = [

@@ -18,7 +18,7 @@ def mlp(layers: int, width: int, classes: int = 10) -> nn.Module:
 
 @dataclass(frozen=True)
 class GPTSize:
-    """Of a GPT and its batch."""
+    """Sizes of a GPT and of its batch."""
 
     layers: int
     width: int

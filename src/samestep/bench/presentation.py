@@ -1,4 +1,4 @@
-"""What people see of a measurement, on a terminal and on a page. No torch here."""
+"""The form in which people see a measurement, on a terminal and on a page. No torch here."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def write_html(document: Document, shown: Presentation, path: Path) -> None:
 
 
 def section(shown: Presentation) -> str:
-    """A measurement as a part of a page, below a title."""
+    """Return a measurement as a part of a page, below a title."""
     verdicts = "".join(f"<li>{html.escape(verdict)}</li>" for verdict in shown.verdicts)
     tables = "\n".join(table_html(table) for table in shown.tables)
     return f"""<p>{html.escape(shown.heading)}.</p>
@@ -64,7 +64,7 @@ def _text(value: Any) -> str:
 
 
 def table_html(table: Table, tag: str = "h2", most: int | None = None) -> str:
-    """A table with its title.
+    """Return a table with its title.
 
     Args:
         table: What it holds.

@@ -105,7 +105,7 @@ def _measure(
 
 
 def by_world(documents: Sequence[Document]) -> dict[int, dict[str, Any]]:
-    """The rows of one mode, by their numbers of ranks."""
+    """Return the rows of one mode, by their numbers of ranks."""
     rows = with_efficiency([row for document in documents for row in document.rows])
     return {
         row["world"]: {

@@ -1,4 +1,4 @@
-"""What a step takes on the ranks that are there: samestep and other loops in turns, on one task."""
+"""Times a step on the ranks that are there: samestep and other loops in turns, on one task."""
 
 from __future__ import annotations
 
@@ -112,7 +112,7 @@ _OPENERS: Mapping[str, Callable[[Seat], Advance]] = {
 
 @dataclass(frozen=True)
 class Trial:
-    """What is measured, and for how long."""
+    """One measurement: its contestants, and for how long."""
 
     workload: str
     """As a row names it."""
@@ -247,7 +247,7 @@ class _Measuring:
         return taken
 
     def _seconds(self, name: str, steps: int) -> float:
-        """Of a step, on the slowest rank."""
+        """Return the seconds of a step, on the slowest rank."""
         device = self._context.device
         _wait_for(device)
         self._context.barrier()

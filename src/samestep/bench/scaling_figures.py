@@ -1,4 +1,4 @@
-"""What follows from the times of steps: ratios, efficiency, and what to say of them. No torch here."""
+"""Figures from the times of steps: ratios, efficiency, and their verdicts. No torch here."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ Row = Mapping[str, Any]
 
 
 def ratio_of(reference: Sequence[float], seconds: Sequence[float]) -> Spread:
-    """The spread of the rounds' ratios: what disturbs a whole round disturbs both."""
+    """Return the spread of the rounds' ratios: what disturbs a whole round disturbs both."""
     return spread_of([mine / other for mine, other in zip(seconds, reference, strict=True)])
 
 
 def efficiency_of(mode: str, smallest: Row, row: Row) -> Spread:
-    """How much of what the ranks could do is done, against the same contestant on the fewest ranks.
+    """Return how much of what the ranks could do is done, against the same contestant on the fewest ranks.
 
     Weak: the time of a step should stay. Strong: it should shrink as the ranks grow.
 
@@ -39,7 +39,7 @@ def efficiency_of(mode: str, smallest: Row, row: Row) -> Spread:
 
 
 def with_efficiency(rows: Sequence[Row]) -> list[dict[str, Any]]:
-    """The rows of all worlds, each with its efficiency; that of the fewest ranks has none."""
+    """Return the rows of all worlds, each with its efficiency; that of the fewest ranks has none."""
     found = []
     for row in rows:
         same = [one for one in rows if _series(one) == _series(row)]
@@ -55,7 +55,7 @@ def _series(row: Row) -> tuple[Any, ...]:
 
 
 def verdicts(rows: Sequence[Row]) -> list[str]:
-    """What a reader should know before reading the figures, in a sentence each."""
+    """Return what a reader should know before reading the figures, in a sentence each."""
     ours = [row for row in rows if row["contestant"] == SAMESTEP]
     found = [line for row in ours for line in describe_slow(row)]
     for row in ours:

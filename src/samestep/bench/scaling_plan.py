@@ -1,4 +1,4 @@
-"""What `samestep bench scaling` measures: workloads, sizes, and how a batch grows with the ranks. No torch here."""
+"""Workloads and sizes of `samestep bench scaling`, and how a batch grows with the ranks. No torch here."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ class Part:
 
 @dataclass(frozen=True)
 class Batches:
-    """Of one rank in weak scaling, and of all ranks in strong scaling."""
+    """The batch of one rank in weak scaling, and of all ranks in strong scaling."""
 
     weak: BatchPlan
     strong: BatchPlan
 
     def part(self, mode: str, world: int) -> Part:
-        """What a number of ranks trains on.
+        """Return what a number of ranks trains on.
 
         Raises:
             PlanError: if there are fewer lanes than ranks.
@@ -53,7 +53,7 @@ class Batches:
 
 
 def batches_of_workload(lane_batch: int, lanes: int | None, most_ranks: int) -> Batches:
-    """Of a built-in workload, whose lanes always have the same samples.
+    """Return the batches of a built-in workload, whose lanes always have the same samples.
 
     Args:
         lane_batch: Samples of a lane.
@@ -65,7 +65,7 @@ def batches_of_workload(lane_batch: int, lanes: int | None, most_ranks: int) -> 
 
 
 def batches_of_config(config: Config, lanes: int | None) -> Batches:
-    """Of a config: its global batch is that of one rank in weak scaling, of all in strong.
+    """Return the batches of a config: its global batch is that of one rank in weak scaling, of all in strong.
 
     Args:
         config: The training's.

@@ -1,4 +1,4 @@
-"""How it is shown what steps take on growing numbers of ranks. No torch here."""
+"""Presents times of steps on growing numbers of ranks. No torch here."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ PHASE_COLUMNS = ("mode", "ranks", *PHASES, "memory of a rank")
 
 
 def present(document: Document) -> Presentation:
-    """How it is shown: efficiency and time against ranks, the split of a step, and all rows."""
+    """Return how it is shown: efficiency and time against ranks, the split of a step, and all rows."""
     rows = document.rows
     split = [row for row in rows if row["phases"] is not None]
     tables = [
@@ -54,7 +54,7 @@ def _heading(document: Document) -> str:
 
 
 def shown_spread(found: Mapping[str, float] | None, digits: int = 2) -> str:
-    """A ratio with its range."""
+    """Return a ratio with its range."""
     if found is None:
         return "-"
     return f"{found['median']:.{digits}f} ({found['low']:.{digits}f} - {found['high']:.{digits}f})"
@@ -83,7 +83,7 @@ def _phase_cells(row: Row) -> tuple[str, ...]:
 
 
 def _phase(found: Mapping[str, Any]) -> str:
-    """A time with its range, in one unit."""
+    """Return a time with its range, in one unit."""
     scale, unit = next(((scale, unit) for scale, unit in _UNITS if found["high"] * scale >= 1), _UNITS[-1])
     median, low, high = (f"{scale * found[name]:.3g}" for name in ("median", "low", "high"))
     return f"{median} ({low} - {high}) {unit}"

@@ -1,4 +1,4 @@
-"""What is asked of a measurement of scaling, and how its ranks are told. No torch here."""
+"""Settings of a measurement of scaling, and the options of its ranks. No torch here."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ class ScalingRequest:
             self.batches(config, 1).part(STRONG, self.most_ranks)
 
     def batches(self, config: Config, lane_batch: int) -> Batches:
-        """What the ranks train on.
+        """Return what the ranks train on.
 
         Args:
             config: The training's.
@@ -84,12 +84,12 @@ class ScalingRequest:
 
     @property
     def turns(self) -> int:
-        """Of each loop."""
+        """Return the number of turns of each loop."""
         return self.rounds or (_QUICK_ROUNDS if self.quick else _ROUNDS)
 
     @property
     def turn_seconds(self) -> float:
-        """What a turn's steps take together, about."""
+        """Return what a turn's steps take together, about."""
         return _QUICK_SECONDS if self.quick else _SECONDS
 
     @property

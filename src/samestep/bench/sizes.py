@@ -1,4 +1,4 @@
-"""Which messages are measured: their sizes, and what is done with them. No torch here."""
+"""Sizes and operations of the messages that are measured. No torch here."""
 
 from __future__ import annotations
 

@@ -21,13 +21,13 @@ class Spread:
 
 
 def spread_of(values: Sequence[float]) -> Spread:
-    """Of the rounds of a measurement; outliers are kept, since a median bears them."""
+    """Return the spread of the rounds of a measurement; outliers are kept, since a median bears them."""
     ordered = sorted(values)
     return Spread(statistics.median(ordered), *range_of_median(ordered))
 
 
 def range_of_median(ordered: Sequence[float]) -> tuple[float, float]:
-    """The values between which the median lies, with about 95 % confidence."""
+    """Return the values between which the median lies, with about 95 % confidence."""
     middle, reach = (len(ordered) - 1) / 2, 0.98 * math.sqrt(len(ordered))
     low, high = math.floor(middle - reach), math.ceil(middle + reach)
     return ordered[max(0, low)], ordered[min(len(ordered) - 1, high)]
@@ -35,7 +35,7 @@ def range_of_median(ordered: Sequence[float]) -> tuple[float, float]:
 
 @dataclass(frozen=True)
 class Link:
-    """What a message takes: `latency + bytes / bandwidth`."""
+    """A model of a message's time: `latency + bytes / bandwidth`."""
 
     latency: float
     """Seconds."""
@@ -43,12 +43,12 @@ class Link:
     """Bytes in a second."""
 
     def seconds(self, size: float) -> float:
-        """What a message of so many bytes takes."""
+        """Return what a message of so many bytes takes."""
         return self.latency + size / self.bandwidth
 
 
 def fit_link(sizes: Sequence[float], seconds: Sequence[float]) -> Link | None:
-    """The line through times of messages that is wrong by the smallest shares of them.
+    """Return the line through times of messages that is wrong by the smallest shares of them.
 
     By shares: else a message of a gigabyte would decide the latency.
 

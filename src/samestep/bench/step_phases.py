@@ -1,4 +1,4 @@
-"""How a step's time is split, and which rank the others wait for. No torch here."""
+"""The split of a step's time, and the rank that the others wait for. No torch here."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class SlowRank:
 
 @dataclass(frozen=True)
 class Cores:
-    """What a rank may run on."""
+    """The cores that a rank may run on."""
 
     host: str
     allowed: tuple[int, ...]
@@ -47,7 +47,7 @@ class Cores:
 
 
 def share_cores(ranks: Sequence[Cores]) -> bool:
-    """Whether the threads of all ranks of some host are more than its CPUs."""
+    """Return whether the threads of all ranks of some host are more than its CPUs."""
     for host in {one.host for one in ranks}:
         here = [one for one in ranks if one.host == host]
         together = {cpu for one in here for cpu in one.allowed}
@@ -78,7 +78,7 @@ def split_step(ranks: Sequence[RankStep]) -> dict[str, float]:
 
 
 def phases_of(steps: Sequence[Sequence[RankStep]]) -> dict[str, Spread]:
-    """The spread of each phase over steps, each a list of what its ranks took."""
+    """Return the spread of each phase over steps, each a list of what its ranks took."""
     splits = [split_step(ranks) for ranks in steps]
     return {name: spread_of([split[name] for split in splits]) for name in PHASES}
 
@@ -97,7 +97,7 @@ def slow_ranks(steps: Sequence[Sequence[RankStep]]) -> list[SlowRank]:
 
 
 def describe_slow(row: Mapping[str, Any]) -> list[str]:
-    """A sentence for each slow rank of a row of results."""
+    """Return a sentence for each slow rank of a row of results."""
     if not row["slow_ranks"]:
         return []
     hosts = {one["rank"]: one["host"] for one in row["ranks"]}

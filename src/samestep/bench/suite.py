@@ -40,7 +40,7 @@ PARTS = (
 
 @dataclass(frozen=True)
 class Outcome:
-    """How a part went."""
+    """The result of one part of the suite."""
 
     name: str
     seconds: float
@@ -51,7 +51,7 @@ class Outcome:
 def words_of(
     part: Part, config: Path | None, overrides: Sequence[str], worlds: Sequence[int], quick: bool, folder: Path
 ) -> list[str]:
-    """A part's command line, after `samestep`.
+    """Return a part's command line, after `samestep`.
 
     Args:
         part: What is measured.
@@ -108,7 +108,7 @@ def _run(name: str, words: Sequence[str]) -> Outcome:
 
 
 def chosen_parts(names: Sequence[str], worlds: Sequence[int]) -> list[Part]:
-    """The parts of these names, or all; without those that need more ranks than there are.
+    """Return the parts of these names, or all; without those that need more ranks than there are.
 
     Raises:
         PlanError: if a name is none.

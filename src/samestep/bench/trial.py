@@ -97,13 +97,13 @@ def trials(config: Config, context: RunContext) -> Iterator[Trials]:
 
 
 def training_facts(config: Config) -> dict[str, str]:
-    """What was trained, for a document's machine."""
+    """Return what was trained, for a document's machine."""
     name = (config.task or "").rpartition(":")[2]
     fact = {"config": "built-in"} if is_builtin(config) else config_fact(config)
     return {**fact, "task": name}
 
 
 def backend_of(context: RunContext) -> str:
-    """How its ranks talk; "none" where there is one."""
+    """Return how its ranks talk; "none" where there is one."""
     collectives = context.collectives
     return collectives.backend if isinstance(collectives, TorchCollectives) else "none"

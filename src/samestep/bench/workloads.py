@@ -36,13 +36,13 @@ class HostData(Dataset[Any]):
         return tuple(tensor[index] for tensor in self.tensors)
 
     def __getitems__(self, indices: Sequence[int]) -> tuple[Tensor, ...]:
-        """Of several samples, already collated."""
+        """Return several samples, already collated."""
         picked = torch.as_tensor(indices)
         return tuple(tensor.index_select(0, picked) for tensor in self.tensors)
 
 
 def collate_nothing(batch: Any) -> Any:
-    """A collate function for batches that are already collated."""
+    """Return a collate function for batches that are already collated."""
     return batch
 
 
@@ -59,7 +59,7 @@ class Workload:
 
 
 def workload_of(name: str, size: str) -> Workload:
-    """A built-in workload.
+    """Return a built-in workload.
 
     Args:
         name: Of `scaling_plan.WORKLOADS`.

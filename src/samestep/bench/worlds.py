@@ -15,7 +15,7 @@ from samestep.launch.run.worlds import Machines, World, measure_each
 
 @dataclass(frozen=True)
 class BenchCommand:
-    """What every rank of a measurement runs."""
+    """The command that every rank of a measurement runs."""
 
     name: str
     """As after `samestep`; it takes `--result FILE` besides its options."""
@@ -26,7 +26,7 @@ class BenchCommand:
     options: tuple[str, ...] = ()
 
     def ranks(self, world: World, result: Path) -> RankCommand:
-        """What the ranks of a world run, which leave what they measured in a file."""
+        """Return what the ranks of a world run, which leave what they measured in a file."""
         file = self.file
         if file is None:
             file = result.with_name("config.json")

@@ -35,13 +35,13 @@ class Holder:
 
     @property
     def is_here(self) -> bool:
-        """Whether it is a process of this machine."""
+        """Return whether it is a process of this machine."""
         found = _PROCESS.match(self.text)
         return found is not None and found[2] == socket.gethostname()
 
     @property
     def is_alive(self) -> bool:
-        """Whether it runs, as far as can be known from here."""
+        """Return whether it runs, as far as can be known from here."""
         return self.age < SECONDS_TO_LIVE and not is_gone(self.text)
 
     def words(self) -> str:
@@ -117,7 +117,7 @@ class DirectoryLock:
                     os.utime(self._path)
 
     def is_ours(self) -> bool:
-        """Whether the file still names this process; raises an `OSError` if it cannot be read."""
+        """Return whether the file still names this process; raises an `OSError` if it cannot be read."""
         return self._path.read_text(encoding="utf-8") == self._text
 
     def refuse_lost(self) -> None:
@@ -149,7 +149,7 @@ class DirectoryLock:
 
 
 def holder_of(path: Path) -> Holder | None:
-    """Who holds a lock with heartbeats, or has ended without releasing it; None if nobody has."""
+    """Return who holds a lock with heartbeats, or has ended without releasing it; None if nobody has."""
     try:
         # Opened: a network file system looks at the file itself then, not at what it remembers of it.
         with path.open("rb") as file:
@@ -161,7 +161,7 @@ def holder_of(path: Path) -> Holder | None:
 
 
 def _now(folder: Path) -> float:
-    """The time by the clock that stamps files in a directory, which may be a server's."""
+    """Return the time by the clock that stamps files in a directory, which may be a server's."""
     try:
         with tempfile.TemporaryFile(dir=folder) as file:
             file.write(b".")
@@ -175,7 +175,7 @@ _PROCESS = re.compile(r"process ([0-9]{1,9}) on (\S+) since")
 
 
 def is_gone(holder: str) -> bool:
-    """Whether the process that a lock's file names is known to have ended."""
+    """Return whether the process that a lock's file names is known to have ended."""
     found = _PROCESS.match(holder)
     if found is None or found[2] != socket.gethostname():
         return False

@@ -40,7 +40,7 @@ class Files:
         path.mkdir()
 
     def open_new(self, path: Path) -> IO[bytes]:
-        """A new unbuffered file: what is written has left this process."""
+        """Return a new unbuffered file: what is written has left this process."""
         return path.open("wb", buffering=0)
 
     def sync(self, path: Path) -> None:
@@ -75,7 +75,7 @@ def refuse_existing(*paths: Path) -> None:
 
 
 def partial_of(path: Path) -> Path:
-    """A name beside a file that a user has named, for writing it: nobody has such a file."""
+    """Return a name beside a file that a user has named, for writing it: nobody has such a file."""
     return path.with_name(f".{path.name[:100]}-{secrets.token_hex(8)}.partial")
 
 
@@ -140,7 +140,7 @@ class DigestedFile:
 
 
 def sha256_of(path: Path) -> str:
-    """The SHA-256 of a file's content, in hexadecimal."""
+    """Return the SHA-256 of a file's content, in hexadecimal."""
     digest = hashlib.sha256()
     with open_regular(path) as file:
         while chunk := file.read(1 << 20):

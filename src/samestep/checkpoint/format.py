@@ -169,13 +169,13 @@ def write_safetensors(
 
 
 def read_model(folder: Path) -> dict[str, Tensor]:
-    """The model's tensors in a checkpoint, in host memory; read when they are used."""
+    """Return the model's tensors in a checkpoint, in host memory; read when they are used."""
     parts = [read_tensors(path) for path in files_of(folder, MODEL)]
     return {name: tensor for part in parts for name, tensor in part.items()}
 
 
 def read_tensors(path: Path) -> dict[str, Tensor]:
-    """The tensors of a safetensors file, in host memory; raises a `CheckpointError`."""
+    """Return the tensors of a safetensors file, in host memory; raises a `CheckpointError`."""
     try:
         return load_file(path)
     except (OSError, SafetensorError, LookupError, TypeError, ValueError) as error:
@@ -183,7 +183,7 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
 
 
 def _why_unread(error: Exception) -> str:
-    """Why torch does not unpickle a file; not how to make it do so, which its own text begins with."""
+    """Return why torch does not unpickle a file; not how to make it do so, which its own text begins with."""
     found = re.search(r"(?i)unsupported (?:global|class|operand|operator|type)[^\n]*", str(error))
     first = next(iter(str(error).strip().splitlines()), "")
     if found is None and "weights_only" in first:

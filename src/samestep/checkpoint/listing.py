@@ -36,12 +36,12 @@ class FoundCheckpoint:
 
 
 def _step_of(folder: Path) -> int | None:
-    """The step that a checkpoint's name gives; None if it is no such name."""
+    """Return the step that a checkpoint's name gives; None if it is no such name."""
     return whole_number(folder.name.removeprefix("step-"))
 
 
 def list_checkpoints(folder: Path, *, checksums: bool) -> list[FoundCheckpoint]:
-    """Every checkpoint in a folder, by step; `wrong` is the reason why one cannot be used.
+    """Return every checkpoint in a folder, by step; `wrong` is the reason why one cannot be used.
 
     Args:
         folder: usually `<run>/checkpoints`.
@@ -76,7 +76,7 @@ def rank_by_metric(found: Sequence[FoundCheckpoint], rule: Mapping[str, Any]) ->
 
 
 def newest_valid(folder: Path, warn: Callable[[str], None]) -> FoundCheckpoint | None:
-    """The newest checkpoint whose every byte is as it was written; None if there is none at all.
+    """Return the newest checkpoint whose every byte is as it was written; None if there is none at all.
 
     Args:
         folder: usually `<run>/checkpoints`.
@@ -104,7 +104,7 @@ def newest_valid(folder: Path, warn: Callable[[str], None]) -> FoundCheckpoint |
 
 
 def select_checkpoint(run: Path, which: str) -> FoundCheckpoint:
-    """The checkpoint that `which` names.
+    """Return the checkpoint that `which` names.
 
     Args:
         run: the run's directory.

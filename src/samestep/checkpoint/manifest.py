@@ -1,4 +1,4 @@
-"""What a checkpoint is, as its manifest says it, and whether its files are those that were written.
+"""The manifest of a checkpoint, and the check that its files are those that were written.
 
 No torch here: checkpoints are listed in a moment, and on machines that only launch.
 """
@@ -39,7 +39,7 @@ class Best:
 
 @dataclass(frozen=True)
 class Manifest:
-    """What a checkpoint holds, and how it came about."""
+    """The contents of a checkpoint, and how it came about."""
 
     step: int
     """Completed steps."""
@@ -63,20 +63,20 @@ class Manifest:
     """The step whose weights the metrics are of; None if nothing was evaluated yet."""
 
     def value_of(self, metric: str) -> float | None:
-        """The value of a metric for these very weights; None if they were not evaluated."""
+        """Return the value of a metric for these very weights; None if they were not evaluated."""
         value = self.metrics.get(metric) if self.measured == self.step else None
         usable = isinstance(value, (int, float)) and not math.isnan(value)
         return float(value) if usable else None  # type: ignore[arg-type]
 
     def text(self) -> str:
-        """The content of `manifest.json`, with its own checksum."""
+        """Return the content of `manifest.json`, with its own checksum."""
         # Through JSON first, which turns keys into text: the digest must match what is read.
         document = parse_json(json.dumps({"format": FORMAT, **asdict(self)}))
         return json.dumps({"sha256": _digest(document), **document}, indent=1)
 
     @classmethod
     def read(cls, folder: Path) -> Manifest:
-        """The manifest of a checkpoint; raises a `CheckpointError` with what is wrong with it."""
+        """Return the manifest of a checkpoint; raises a `CheckpointError` with what is wrong with it."""
         try:
             document = read_json(folder / MANIFEST)
         except TextError as error:
@@ -110,7 +110,7 @@ _LAST_TIME = 250_000_000_000
 
 
 def _typed(document: dict[str, Any]) -> dict[str, Any]:
-    """The fields of a manifest; raises if one is not of its kind: a checksum keeps no author out."""
+    """Return the fields of a manifest; raises if one is not of its kind: a checksum keeps no author out."""
     _check_fields("", document, _KINDS, _ADDED_LATER)
     best, files = document["best"], document.get("files", {})
     if not document["saved_at"] < _LAST_TIME:
@@ -152,7 +152,7 @@ def _digest(document: Mapping[str, Any]) -> str:
 
 
 def folder_name(step: int) -> str:
-    """The name of a step's directory: `step-00000120`."""
+    """Return the name of a step's directory: `step-00000120`."""
     return f"step-{step:08d}"
 
 

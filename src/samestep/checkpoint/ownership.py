@@ -1,4 +1,4 @@
-"""Which directories are ours. A marker is the first thing that is written into one; where it is
+"""Marks directories as ours. A marker is the first thing that is written into one; where it is
 missing and there are other files, nothing is written and nothing removed.
 """
 
@@ -113,7 +113,7 @@ def claim_empty(folder: Path, purpose: Purpose, overwrite: bool) -> None:
 
 
 def marker_of(folder: Path, purpose: Purpose = "run") -> Path:
-    """The file that says that a directory is ours. Another purpose has another name: existence is
+    """Return the file that says that a directory is ours. Another purpose has another name: existence is
     atomic, content is not."""
     return folder / f".samestep-{purpose}"
 
@@ -143,7 +143,7 @@ def _reason(folder: Path, error: OSError) -> str:
 
 
 def _is_earlier_run(folder: Path) -> bool:
-    """Whether this is the directory of a run from before there were markers."""
+    """Return whether this is the directory of a run from before there were markers."""
     try:
         if not (folder / "run.lock").is_file():
             return False

@@ -39,7 +39,7 @@ Sums = dict[str, tuple[str, int]]
 
 @dataclass(frozen=True)
 class Part:
-    """Which part of a checkpoint a rank writes."""
+    """The part of a checkpoint that a rank writes."""
 
     number: int = 0
     of: int = 1
@@ -82,7 +82,7 @@ def _nobody(rank: int) -> bool:
 
 
 class Patience:
-    """How long rank 0 waits for the part of another rank: until it is written, or that rank is gone.
+    """Rank 0's wait for the part of another rank: until it is written, or that rank is gone.
 
     A run that ends does not wait for ranks that neither write nor are known to be gone.
 

@@ -1,4 +1,4 @@
-"""What a run asks its sweep after an evaluation, and the answer. No torch: a sweep needs none.
+"""The value that a run reports to its sweep after an evaluation, and the sweep's decision. No torch here.
 
 Two files, which are replaced as a whole: they need no port, work wherever a run's directory does, and
 are still there after a crash.
@@ -27,7 +27,7 @@ class Question:
 
 @dataclass(frozen=True)
 class Answer:
-    """Whether the run that asked after this step is to end with it."""
+    """The decision whether the run that asked after this step ends with it."""
 
     step: int
     stop: bool
@@ -35,7 +35,7 @@ class Answer:
 
 
 def read_question(folder: Path) -> Question | None:
-    """What the run of this directory has asked last."""
+    """Return what the run of this directory has asked last."""
     document = _read(folder / _QUESTION)
     return None if document is None else Question(int(document["step"]), float(document["value"]))
 
@@ -51,7 +51,7 @@ def write_answer(folder: Path, answer: Answer) -> None:
 
 
 def read_answer(folder: Path) -> Answer | None:
-    """The last answer that was given."""
+    """Return the last answer that was given."""
     document = _read(folder / _ANSWER)
     if document is None:
         return None

@@ -1,4 +1,4 @@
-"""Which checkpoint a run resumes from, and whether its config still describes the same run."""
+"""Chooses the checkpoint that a run resumes from, and checks that its config still describes the same run."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class ResumePoint:
 def find_resume_point(
     config: Config, folder: Path, began_here: bool, warn: Callable[[str], None], branched_from: str | None = None
 ) -> ResumePoint | None:
-    """The checkpoint to resume from; None for a run that starts from the beginning.
+    """Return the checkpoint to resume from; None for a run that starts from the beginning.
 
     Args:
         config: its `resume.checkpoint` is auto, best, never or a path.
@@ -82,7 +82,7 @@ def find_resume_point(
 
 
 def _best_point(own: Path, warn: Callable[[str], None]) -> ResumePoint:
-    """Where a run that went on after its best evaluation begins again."""
+    """Return where a run that went on after its best evaluation begins again."""
     newest = _newest_point(own, warn)
     best = None if newest is None else newest.manifest.best
     if newest is None or best is None:
@@ -180,7 +180,7 @@ def _same(key: str, now: Any, saved: Any) -> bool:
 
 
 def _differences(key: str, saved: Any, now: Any) -> Iterator[str]:
-    """What differs, key by key where both have the section."""
+    """Yield what differs, key by key where both have the section."""
     if key != "params" and isinstance(saved, Mapping) and isinstance(now, Mapping):
         for inner in now:
             if saved.get(inner) != now[inner]:

@@ -1,4 +1,4 @@
-"""How a run ended, as its `result.json` says it. No torch: whether a run is done is known at once."""
+"""The outcome of a run, in its `result.json`. No torch here: whether a run is done is known at once."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Status = Literal["running", "finished", "stopped_early", "preempted", "unfinishe
 
 @dataclass(frozen=True)
 class RunResult:
-    """What a run has come to; one file in its directory."""
+    """The outcome of a run; one file in its directory."""
 
     status: Status
     reason: str | None = None
@@ -43,7 +43,7 @@ class RunResult:
 
     @property
     def is_done(self) -> bool:
-        """Whether nothing is left to train."""
+        """Return whether nothing is left to train."""
         return self.status in ("finished", "stopped_early")
 
     def as_json(self) -> dict[str, Any]:
@@ -68,7 +68,7 @@ _KINDS: dict[str, tuple[type, ...]] = {
 
 
 def read_result(run: Path) -> RunResult | None:
-    """What a run has come to; None if its directory does not say it.
+    """Return what a run has come to; None if its directory does not say it.
 
     Args:
         run: The run's directory.

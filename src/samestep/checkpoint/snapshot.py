@@ -67,12 +67,12 @@ class Snapshot:
 
 
 def _is_leaf(node: Any) -> bool:
-    """All but the containers that a checkpoint may hold."""
+    """Return all but the containers that a checkpoint may hold."""
     return type(node) not in (dict, OrderedDict, Counter, list, tuple)
 
 
 def _plain(path: Path, value: Any) -> Any:
-    """The value as one that can be read back without running code from it."""
+    """Return the value as one that can be read back without running code from it."""
     if type(value) in _PLAIN:
         return value
     if isinstance(value, np.generic):

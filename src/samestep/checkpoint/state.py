@@ -1,4 +1,4 @@
-"""What a run's state consists of, and how it is put into a checkpoint and loaded back."""
+"""The parts of a run's state, how they are put into a checkpoint and loaded back."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class RunState:
         self._model, *self._others = modules
 
     def model_tensors(self) -> dict[str, Tensor]:
-        """The model's tensors by name; a shared one only once."""
+        """Return the model's tensors by name; a shared one only once."""
         return stored_once(self._model.state_dict())
 
     def training(self) -> dict[str, Any]:
@@ -116,7 +116,7 @@ Settings = list[list[dict[str, Any]]]
 
 
 def settings_of(optimizers: Sequence[Optimizer]) -> Settings:
-    """What optimizers were made with, or have been given by a checkpoint."""
+    """Return what optimizers were made with, or have been given by a checkpoint."""
     return [
         [{name: group[name] for name in _CHOSEN if name in group} for group in optimizer.param_groups]
         for optimizer in optimizers
@@ -124,7 +124,7 @@ def settings_of(optimizers: Sequence[Optimizer]) -> Settings:
 
 
 def changed_settings(optimizers: Sequence[Optimizer], made: Settings) -> list[str]:
-    """Where optimizers that have loaded a checkpoint are other than they were made.
+    """Return where optimizers that have loaded a checkpoint are other than they were made.
 
     Args:
         optimizers: The run's.
@@ -150,7 +150,7 @@ def require(training: Mapping[str, Any], *names: str) -> None:
 
 
 def stored_once(state: Mapping[str, Any]) -> dict[str, Tensor]:
-    """The tensors of a state by name; of those that share all their memory, only the first."""
+    """Return the tensors of a state by name; of those that share all their memory, only the first."""
     return _without_shared(state)[0]
 
 
@@ -234,7 +234,7 @@ def _keep_types(optimizer: Optimizer, saved: Mapping[str, Any]) -> None:
 
 
 def complete_model_state(tensors: Mapping[str, Tensor], training: Mapping[str, Any]) -> dict[str, Any]:
-    """The model's state_dict out of a checkpoint: shared tensors under each of their names.
+    """Return the model's state_dict out of a checkpoint: shared tensors under each of their names.
 
     Args:
         tensors: what `read_model` returns.

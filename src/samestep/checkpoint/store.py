@@ -163,7 +163,7 @@ class CheckpointStore:
             self._files.remove(leftover)
 
     def _best(self, manifest: Manifest, found: Sequence[FoundCheckpoint]) -> set[str]:
-        """The names of the best so far and of those with the next best values, `keep_best` in all."""
+        """Return the names of the best so far and of those with the next best values, `keep_best` in all."""
         first = [] if manifest.best is None else [folder_name(manifest.best.step)]
         others = [c.folder.name for c in rank_by_metric(found, manifest.config.get("best", {}))]
         return set([*first, *(name for name in others if name not in first)][: self._keep_best])

@@ -1,4 +1,4 @@
-"""Which of a run's weights are meant: as trained, or one of its averages."""
+"""Selects a run's weights: as trained, or one of its averages."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ AVERAGE_FILE = "average.safetensors"
 
 
 def model_state(run: Path, folder: Path, weights: str, training: Mapping[str, Any]) -> dict[str, Any]:
-    """The state of the model with the chosen weights.
+    """Return the state of the model with the chosen weights.
 
     Args:
         run: the run's directory.

@@ -1,4 +1,4 @@
-"""What all commands share: the app, their arguments, and how errors are shown."""
+"""Shared by all commands: the app, their arguments, and how errors are shown."""
 
 from __future__ import annotations
 
@@ -88,13 +88,13 @@ _WORDS, _ARGUMENTS = "samestep.words", "samestep.arguments"
 
 
 def script_arguments(context: typer.Context) -> tuple[str, ...]:
-    """What was given for the script itself."""
+    """Return what was given for the script itself."""
     found: tuple[str, ...] = context.meta.get(_ARGUMENTS, ())
     return found
 
 
 def typed_options(context: typer.Context, *left_out: str) -> tuple[str, ...]:
-    """The options that were given, in their long form, without some of them."""
+    """Return the options that were given, in their long form, without some of them."""
     found: list[str] = []
     for parameter in context.command.params:
         name = parameter.name or ""
@@ -107,7 +107,7 @@ def typed_options(context: typer.Context, *left_out: str) -> tuple[str, ...]:
 
 
 def command_with(context: typer.Context, option: str) -> str:
-    """The command line that was typed, with one more option."""
+    """Return the command line that was typed, with one more option."""
     ours, arguments = context.meta[_WORDS], script_arguments(context)
     tail = ["--", *arguments] if arguments else []
     return shlex.join(["samestep", str(context.info_name), *ours, option, *tail])
@@ -117,7 +117,7 @@ app = typer.Typer(name="samestep", cls=_InOrder, no_args_is_help=True, pretty_ex
 
 
 class Via(str, Enum):
-    """What starts ranks; the values of `distributed.launch_method`."""
+    """Launchers; the values of `distributed.launch_method`."""
 
     torchrun = "torchrun"
     mpirun = "mpirun"
@@ -128,7 +128,7 @@ class Via(str, Enum):
 
 
 def usable(path: Path | None) -> Path | None:
-    """A path of the command line; refused if nothing can be of such a name."""
+    """Return a path of the command line; refused if nothing can be of such a name."""
     why = "" if path is None else unusable_path(path)
     if why:
         raise typer.BadParameter(f"{short(ascii(str(path)))}: {why}")
@@ -232,7 +232,7 @@ def _show(error: Exception) -> None:
 
 
 def _which_rank() -> str:
-    """Which rank this is, where several ranks print to one terminal."""
+    """Return which rank this is, where several ranks print to one terminal."""
     try:
         launch = detect_launch(process_environment())
     except LaunchError:

@@ -14,7 +14,7 @@ from samestep.distributed.deferred_signals import DeferredSignals
 
 
 class Stratify(str, Enum):
-    """What the folds have alike."""
+    """The rule by which folds are alike."""
 
     auto = "auto"
     by_label = "by_label"
@@ -23,7 +23,7 @@ class Stratify(str, Enum):
 
 
 class Which(str, Enum):
-    """Which evaluation of a run counts."""
+    """The evaluation of a run that counts."""
 
     best = "best"
     last = "last"

@@ -1,4 +1,4 @@
-"""What was decided and why, as rows for a person to read."""
+"""Decisions and their reasons, as rows for a person to read."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def _lane_size(config: Config, place: Placement) -> str:
 
 
 def _origin(key: str, launch: LaunchFacts, place: Placement) -> str:
-    """Whether an `auto` was resolved from launch variables or from the machine."""
+    """Return whether an `auto` was resolved from launch variables or from the machine."""
     by_launch = ("world_size", "rank", "num_nodes", "node_rank", "num_gpus_per_node", "master_")
     by_launcher = key.removeprefix("distributed.").startswith(by_launch)
     return "environment" if launch.external and by_launcher else "detected"

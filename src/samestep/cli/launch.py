@@ -145,7 +145,7 @@ def launch(
 
 
 def _prepared(context: typer.Context) -> tuple[Launch, dict[str, str]]:
-    """What is to be launched, and the variables that tell its ranks how to resume it."""
+    """Return what is to be launched, and the variables that tell its ranks how to resume it."""
     from samestep.launch.commands.plain_script import is_plain
     from samestep.launch.commands.size import Size
     from samestep.launch.run.prepare import Request, prepare, prepare_plain
@@ -163,7 +163,7 @@ def _prepared(context: typer.Context) -> tuple[Launch, dict[str, str]]:
 
 
 def _plain_script(context: typer.Context, file: Path) -> PlainScript:
-    """A script that is started as torchrun would; refuses what only a run can have."""
+    """Return a script that is started as torchrun would; refuses what only a run can have."""
     from samestep.launch.commands.plain_script import PlainScript
 
     params = context.params
@@ -180,7 +180,7 @@ def _plain_script(context: typer.Context, file: Path) -> PlainScript:
 
 
 def _told_to_ranks(context: typer.Context, rank_command: RankCommand) -> dict[str, str]:
-    """How `samestep resume` starts the run again; nothing where no single command does."""
+    """Return how `samestep resume` starts the run again; nothing where no single command does."""
     from samestep.launch.commands.recorded import RecordedCommand
 
     file = rank_command.file
@@ -197,7 +197,7 @@ def _told_to_ranks(context: typer.Context, rank_command: RankCommand) -> dict[st
 
 
 def _use_input(attached: bool, read_secret: bool) -> None:
-    """What a launcher on another machine sends: the secret, and the end of its input."""
+    """Use the input of a launcher on another machine: the secret, and its end."""
     if read_secret:
         from samestep.environment.secret import receive_secret
 
@@ -213,7 +213,7 @@ def _report(line: str) -> None:
 
 
 def _rank_command(context: typer.Context, config: Path, overrides: list[str], via: Via | None) -> RankCommand:
-    """What the ranks run, with the options applied; Slurm's override the launch section."""
+    """Return what the ranks run, with the options applied; Slurm's override the launch section."""
     from samestep.launch.commands.rank_command import RankCommand
     from samestep.launch.commands.slurm import for_the_first_task
     from samestep.launch.run.target import read_target
@@ -243,7 +243,7 @@ def _rank_command(context: typer.Context, config: Path, overrides: list[str], vi
 
 
 def _slurm_options(context: typer.Context) -> dict[str, Any]:
-    """The options that are keys of launch.slurm, if they were given."""
+    """Return the options that are keys of launch.slurm, if they were given."""
     from samestep.config.launch import SlurmConfig
 
     values = {key: context.params.get(key) for key in SlurmConfig.model_fields}

@@ -62,7 +62,7 @@ def run_script_as_rank(
 
 
 def command_of_rank(command: typer.Context, file: Path, overrides: Sequence[str]) -> RecordedCommand | None:
-    """What a person typed to start this process, or its launcher; None if another launcher did."""
+    """Return what a person typed to start this process, or its launcher; None if another launcher did."""
     from samestep.launch.commands.recorded import RecordedCommand
 
     environ = process_environment()

@@ -1,4 +1,4 @@
-"""Which words of a command line are ours, and which are a script's own."""
+"""Splits a command line into options of ours and arguments of a script."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def split_words(words: Sequence[str], options: Mapping[str, bool], takes_any: bo
 
 
 def _skip_options(words: Sequence[str], at: int, options: Mapping[str, bool], overrides: bool = False) -> int:
-    """Where the first word is that is no option of ours, nor an override if these count."""
+    """Return where the first word is that is no option of ours, nor an override if these count."""
     while at < len(words):
         name, equals, _ = words[at].partition("=")
         if name in options:

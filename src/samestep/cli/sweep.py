@@ -88,7 +88,7 @@ def run(
 
 
 def _overrides(given: list[str] | None, via: Via | None, hosts: str | None) -> list[str]:
-    """What was typed, with the options as the keys that they are."""
+    """Return what was typed, with the options as the keys that they are."""
     options = {"via": via and via.value, "hosts": hosts}
     typed = [f"{key}={json.dumps(value)}" for key, value in options.items() if value is not None]
     return [*(given or []), *typed]

@@ -68,7 +68,7 @@ class SweepTable:
         self._live.update(self.table(over, live, count, now), refresh=True)
 
     def table(self, over: Mapping[int, TrialRecord], live: Mapping[int, LiveTrial], count: int, now: float) -> Group:
-        """What is drawn: as many of the last trials as fit, and all that run."""
+        """Return what is drawn: as many of the last trials as fit, and all that run."""
         from samestep.sweep.pareto import best_words
 
         sweep = self._sweep
@@ -120,7 +120,7 @@ class SweepTable:
 
 
 def bar(done: int, total: int, width: int = _BAR) -> str:
-    """A bar of so many characters."""
+    """Return a bar of so many characters."""
     width = min(width, _BAR)
     full = width * min(done, total) // max(total, 1)
     return "█" * full + "░" * (width - full)

@@ -1,4 +1,4 @@
-"""What a count in a config may be: no run comes near the limits, a slip of the hand does.
+"""Bounds of the counts in a config: no run comes near the limits, a slip of the hand does.
 
 A limit keeps a number such as `loader.workers: 100000000` from ending in a machine without memory
 instead of a message. Each has its reason, which the message gives.
@@ -16,7 +16,7 @@ from samestep.lanes.plan import MOST_LANES
 
 @dataclass(frozen=True)
 class Reason:
-    """Why a value is limited, as the end of "at most 1024: "."""
+    """The reason for a limit, as the end of "at most 1024: "."""
 
     text: str
 

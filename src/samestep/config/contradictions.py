@@ -13,7 +13,7 @@ from samestep.errors import Mistake, PlanError
 
 
 def contradictions(config: Config, wrong: Set[str] = frozenset()) -> list[Mistake]:
-    """The mistakes between the fields of a config.
+    """Return the mistakes between the fields of a config.
 
     Args:
         config: a config whose fields are valid one by one.

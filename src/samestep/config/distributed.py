@@ -73,7 +73,7 @@ SHARDS = ("none", "optimizer", "weights")
 
 
 class DistributedConfig(BaseModel):
-    """How the ranks of a run find and treat each other. `auto`: from the launcher or the machine."""
+    """Settings of the ranks of a run. `auto`: from the launcher or the machine."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", coerce_numbers_to_str=True)
 
@@ -148,7 +148,7 @@ class DistributedConfig(BaseModel):
         return Validation(tuple(str(mistake) for mistake in self.mistakes()))
 
     def mistakes(self) -> list[Mistake]:
-        """The contradictions within this section."""
+        """Return the contradictions within this section."""
         found: list[Mistake] = []
 
         def add(path: str, message: str) -> None:
@@ -209,7 +209,7 @@ class DistributedConfig(BaseModel):
 
     @classmethod
     def from_env(cls, environ: Mapping[str, str] | None = None) -> DistributedConfig:
-        """The section that environment variables describe.
+        """Return the section that environment variables describe.
 
         Args:
             environ: the variables; by default those of this process.

@@ -27,13 +27,13 @@ ViewName = Annotated[
 
 
 def at_k(metric: str) -> tuple[str, int] | None:
-    """What `precision_at_5` or `recall_at_5` measures, and its k; None for other names."""
+    """Return what `precision_at_5` or `recall_at_5` measures, and its k; None for other names."""
     found = _AT_K.fullmatch(metric)
     return None if found is None else (found[1], int(found[2]))
 
 
 def unknown_metrics(metrics: Sequence[str]) -> str:
-    """What is wrong with the names of retrieval metrics; empty if nothing is."""
+    """Return what is wrong with the names of retrieval metrics; empty if nothing is."""
     known = (*RETRIEVAL_METRICS, *CLUSTERING_METRICS)
     unknown = [name for name in metrics if name not in known and at_k(name) is None]
     if unknown:
@@ -48,7 +48,7 @@ def unknown_metrics(metrics: Sequence[str]) -> str:
 
 
 class EvaluationConfig(Section):
-    """When and how the validation set is measured."""
+    """Settings of evaluations on the validation set."""
 
     mode: Literal["sharded", "rank0", "gather", "retrieval"] = Field(
         "sharded",
@@ -81,11 +81,11 @@ class EvaluationConfig(Section):
 
     @property
     def retrieval_metrics(self) -> tuple[str, ...]:
-        """What retrieval measures."""
+        """Return what retrieval measures."""
         return RETRIEVAL_METRICS if self.metrics is None else self.metrics
 
     def mistakes(self) -> list[Mistake]:
-        """The contradictions within this section."""
+        """Return the contradictions within this section."""
         if self.mode != "retrieval":
             fields = type(self).model_fields
             return [

@@ -17,7 +17,7 @@ from samestep.errors import LaunchError, Mistake
 
 @dataclass(frozen=True)
 class Meaning:
-    """What a pattern takes, in words: what messages and docs/config.md show in its place."""
+    """A pattern in words, which messages and docs/config.md show in its place."""
 
     meaning: str
 
@@ -55,7 +55,7 @@ class SlurmConfig(BaseModel):
 
 
 class LaunchConfig(BaseModel):
-    """What a job needs around its ranks. Nothing here changes the run."""
+    """Settings of a job around its ranks. Nothing here changes the run."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", coerce_numbers_to_str=True)
 
@@ -91,7 +91,7 @@ class LaunchConfig(BaseModel):
                 self._secrets.setdefault(name, value)
 
     def variables(self, environ: Mapping[str, str]) -> dict[str, str]:
-        """The variables that every rank gets.
+        """Return the variables that every rank gets.
 
         Args:
             environ: the launching process's environment, which references name.
@@ -114,7 +114,7 @@ class LaunchConfig(BaseModel):
         return {**self.environment, **given, **self._secrets}
 
     def mistakes(self) -> list[Mistake]:
-        """What is wrong in this section beyond its types."""
+        """Return what is wrong in this section beyond its types."""
         odd = [name for name in self.environment if not re.fullmatch(r"[A-Za-z_]\w*", name, re.ASCII)]
         path = "launch.environment"
         found = [Mistake(path, f"{name!r} is not a variable's name") for name in odd]

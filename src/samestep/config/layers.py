@@ -50,7 +50,7 @@ class Layer:
     """Where it is for, if it is only there because this runs there."""
 
     def placed(self, text: str) -> str:
-        """A path that this file names, relative to the first file's folder."""
+        """Return a path that this file names, relative to the first file's folder."""
         return os.path.join(os.path.dirname(self.name), text)  # noqa: PTH118, PTH120
 
 
@@ -64,7 +64,7 @@ class Stack:
     """The platform, if files are named for others only."""
 
     def platform_notes(self, keys: Callable[[Layer], Iterable[str]]) -> list[str]:
-        """What the platform that this runs on has changed, and why.
+        """Return what the platform that this runs on has changed, and why.
 
         Args:
             keys: Returns what a layer sets.
@@ -80,7 +80,7 @@ class Stack:
 
 
 def read_layers(path: Path, example: str) -> Stack:
-    """The files that make up a config.
+    """Return the files that make up a config.
 
     Args:
         path: The first file.
@@ -162,7 +162,7 @@ class _Walk:
             self._wrong(key, f"{short(ascii(text)[1:-1])} {error}", layer)
 
     def _plain_name(self, name: str) -> str:
-        """A path without detours, unless it then leads elsewhere: behind a link, `..` may."""
+        """Return a path without detours, unless it then leads elsewhere: behind a link, `..` may."""
         plain = os.path.normpath(name)
         same = _real(self._folder / plain) == _real(self._folder / name)
         return plain if same else name

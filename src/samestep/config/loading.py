@@ -34,7 +34,7 @@ class LoadedConfig:
     source: str
 
     def rows(self) -> Iterator[tuple[str, Any, str]]:
-        """Every key with its value and origin, in the schema's order."""
+        """Yield every key with its value and origin, in the schema's order."""
         for path, value in _flatten_model(self.config):
             yield path, value, self.origins.get(path, "default")
 
@@ -91,7 +91,7 @@ def read_config(
 
 
 def _with_references(config: Config, origins: dict[str, str], mistakes: list[Mistake]) -> Config:
-    """The config whose params have the values that they refer to; adds what they cannot refer to."""
+    """Return the config whose params have the values that they refer to; adds what they cannot refer to."""
     if not has_references(config.params):
         return config
     references = References(config, origins)
@@ -104,7 +104,7 @@ def _with_references(config: Config, origins: dict[str, str], mistakes: list[Mis
 
 
 def override_config(config: Config, overrides: Sequence[str]) -> Config:
-    """A copy of a config with other values.
+    """Return a copy of a config with other values.
 
     Args:
         config: a config that was loaded.
@@ -131,7 +131,7 @@ def _flatten_model(model: BaseModel, prefix: str = "") -> Iterator[tuple[str, An
 
 
 def _validate(values: dict[str, Any], origins: dict[str, str], mistakes: list[Mistake]) -> Config | None:
-    """The config, or None; adds the mistakes of single fields and, if possible, between them."""
+    """Return the config, or None; adds the mistakes of single fields and, if possible, between them."""
     config: Config | None
     try:
         config = Config.model_validate(nest(values))
@@ -149,7 +149,7 @@ def _validate(values: dict[str, Any], origins: dict[str, str], mistakes: list[Mi
 
 
 def _config_without(values: dict[str, Any], wrong: set[str]) -> Config | None:
-    """The config without the wrong values, so that contradictions are reported as well."""
+    """Return the config without the wrong values, so that contradictions are reported as well."""
     sections = tuple(f"{path}." for path in wrong)
     rest = {path: value for path, value in values.items() if path not in wrong and not path.startswith(sections)}
     try:
@@ -210,7 +210,7 @@ def _show(value: Any) -> str:
 
 
 def _schema_path(location: tuple[int | str, ...]) -> tuple[str, bool, str]:
-    """The key of a pydantic location (which also names union members), whether that key exists, and
+    """Return the key of a pydantic location (which also names union members), whether that key exists, and
     the place inside a list of sections."""
     model: type[BaseModel] | None = Config
     path: list[str] = []

@@ -26,14 +26,14 @@ NamedClasses = Mapping[str, Named]
 
 
 def arguments_of(target: Any, without: Iterable[str]) -> Takes:
-    """What a class or function takes by name, but for what is given to it otherwise."""
+    """Return what a class or function takes by name, but for what is given to it otherwise."""
     kinds = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
     found = inspect.signature(target).parameters
     return leave_out({n: p for n, p in found.items() if p.kind in kinds}, without)
 
 
 def leave_out(takes: Takes, names: Iterable[str]) -> Takes:
-    """The arguments without some of them."""
+    """Return the arguments without some of them."""
     left_out = set(names)
     return {name: parameter for name, parameter in takes.items() if name not in left_out}
 

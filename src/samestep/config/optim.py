@@ -40,7 +40,7 @@ class LossScaleConfig(Section):
     hysteresis: Steps = Field(1, description="overflows in a row before it shrinks")
 
     def mistakes(self) -> list[Mistake]:
-        """The contradictions within this section."""
+        """Return the contradictions within this section."""
         if self.min <= self.init <= self.max:
             return []
         message = f"{self.init:g} is not between min {self.min:g} and max {self.max:g}"
@@ -58,11 +58,11 @@ class ClipConfig(Section):
 
     @property
     def is_on(self) -> bool:
-        """Whether any limit is set."""
+        """Return whether any limit is set."""
         return (self.norm, self.value, self.adaptive) != (None, None, None)
 
     def mistakes(self) -> list[Mistake]:
-        """The contradictions within this section."""
+        """Return the contradictions within this section."""
         given = [key for key in ("norm", "value", "adaptive") if getattr(self, key) is not None]
         if len(given) > 1:
             return [Mistake(f"clip.{given[1]}", f"clip.{given[0]} is set too: keep one of them")]
@@ -145,14 +145,14 @@ class SwaConfig(Section):
     anneal: StepsFromZero = Field(0, description="steps from the schedule's rate to lr")
 
     def mistakes(self) -> list[Mistake]:
-        """The contradictions within this section."""
+        """Return the contradictions within this section."""
         if self.lr is not None or self.anneal == 0:
             return []
         return [Mistake("swa.anneal", "leads to a rate that is not set: set swa.lr, or remove it")]
 
 
 class MemoryConfig(Section):
-    """How a lane fits into the device's memory."""
+    """Settings that fit a lane into the device's memory."""
 
     checkpoint: tuple[str, ...] = Field(
         (), max_length=MOST_ENTRIES, description="patterns of modules whose activations are recomputed in backward"

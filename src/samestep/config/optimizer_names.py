@@ -1,4 +1,4 @@
-"""What is wrong in the `optimizer:` section, given the optimizers that there are. No torch here."""
+"""Finds mistakes in the `optimizer:` section, given the optimizers that there are. No torch here."""
 
 from __future__ import annotations
 

@@ -15,12 +15,12 @@ from samestep.config.schema import Config
 
 
 def schema_keys() -> list[str]:
-    """Every key a config can set, by its dotted path; sections themselves are left out."""
+    """Return every key a config can set, by its dotted path; sections themselves are left out."""
     return [key for key, field in _flatten_schema(Config) if section_of(field.annotation) is None]
 
 
 def describe_key(key: str) -> tuple[str, str, str, str]:
-    """A key with what it takes, its default and its meaning, as text for a table's row."""
+    """Return a key with what it takes, its default and its meaning, as text for a table's row."""
     field = _field_at(key)
     default = field.get_default(call_default_factory=True)
     shown = "required" if field.is_required() else "" if default is None else f"`{default}`"
@@ -32,7 +32,7 @@ _WORDS_FOR = {"batchsize": "global_batch", "batch": "global_batch", "bs": "globa
 
 
 def suggest_key(path: str, params: Collection[str] = ()) -> str:
-    """What follows "is not a key": the nearest key that exists, or where to find the list.
+    """Return what follows "is not a key": the nearest key that exists, or where to find the list.
 
     Args:
         path: The key that does not exist.
@@ -51,7 +51,7 @@ def suggest_key(path: str, params: Collection[str] = ()) -> str:
 
 
 def accepted_values(key: str, reasons: bool = True) -> str:
-    """The types, choices and limits of a key, such as `a whole number (at least 1)`.
+    """Return the types, choices and limits of a key, such as `a whole number (at least 1)`.
 
     Args:
         key: its dotted path.
@@ -66,7 +66,7 @@ def accepted_values(key: str, reasons: bool = True) -> str:
 
 
 def section_of(annotation: Any) -> type[BaseModel] | None:
-    """The section that a field's type stands for; None for a value or a list of sections."""
+    """Return the section that a field's type stands for; None for a value or a list of sections."""
     if get_origin(annotation) is tuple:
         return None
     for candidate in (annotation, *get_args(annotation)):
@@ -79,7 +79,7 @@ def section_of(annotation: Any) -> type[BaseModel] | None:
 
 
 def section_at(path: str) -> type[BaseModel] | None:
-    """The section that a key of the config stands for; None for a value."""
+    """Return the section that a key of the config stands for; None for a value."""
     return section_of(_field_at(path).annotation)
 
 
@@ -134,7 +134,7 @@ def _limits_of(field: Any) -> list[str]:
 
 
 def _shown(limit: Any) -> str:
-    """A limit as people write it: 1e9, not a row of zeros to be counted."""
+    """Return a limit as people write it: 1e9, not a row of zeros to be counted."""
     short = f"{limit:.0e}" if isinstance(limit, (int, float)) and abs(limit) >= 1e6 else ""
     if short and float(short) == limit:
         return short.replace("e+0", "e").replace("e+", "e")

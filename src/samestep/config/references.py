@@ -39,7 +39,7 @@ class References:
     """References so far, on all ways."""
 
     def resolved(self) -> dict[str, Any]:
-        """The params; what cannot be resolved is left as it is, and is one of the mistakes."""
+        """Return the params; what cannot be resolved is left as it is, and is one of the mistakes."""
         return {name: self._resolve(value, f"params.{name}", ()) for name, value in self.config.params.items()}
 
     def _resolve(self, value: Any, path: str, way: tuple[str, ...]) -> Any:
@@ -89,7 +89,7 @@ class References:
         return written
 
     def origin(self) -> str:
-        """Where the params come from, with what they refer to."""
+        """Return where the params come from, with what they refer to."""
         own = self.origins.get("params", "default")
         told = ", ".join(f"{path.removeprefix('params.')} from {key}" for path, key in self.found.items())
         return f"{own}; {told}" if told else own
@@ -108,7 +108,7 @@ def _is_section(key: str) -> bool:
 
 
 def _value_at(model: BaseModel, key: str) -> Any:
-    """The value of a key as JSON has it; None in a section that is off."""
+    """Return the value of a key as JSON has it; None in a section that is off."""
     value: Any = model
     for name in key.split("."):
         value = None if value is None else getattr(value, name)
@@ -124,7 +124,7 @@ def _plain(value: Any) -> Any:
 
 
 def has_references(values: Any) -> bool:
-    """Whether any value is written as a reference."""
+    """Return whether any value is written as a reference."""
     return any(isinstance(v, str) and _REFERENCE.fullmatch(v) for v in _leaves(values))
 
 

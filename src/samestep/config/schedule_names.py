@@ -1,4 +1,4 @@
-"""What is wrong in the `schedule:` section, given the schedulers that there are. No torch here."""
+"""Finds mistakes in the `schedule:` section, given the schedulers that there are. No torch here."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _GIVEN = ("optimizer", "last_epoch", "length", "final", "cycle_momentum")
 
 @dataclass(frozen=True)
 class ScheduleKind:
-    """What a name refers to: one of our curves, a scheduler of torch, or a constant rate."""
+    """The kind of a schedule: one of our curves, a scheduler of torch, or a constant rate."""
 
     name: str
     every: Every
@@ -38,7 +38,7 @@ class ScheduleKind:
 
 
 def schedule_kind(section: ScheduleConfig, known: NamedClasses) -> ScheduleKind | Mistake:
-    """What the section's name refers to, or that it is no schedule."""
+    """Return what the section's name refers to, or that it is no schedule."""
     name = section.name.lower()
     chosen: Every | None = None if section.every == "auto" else section.every
     if name == "constant":
@@ -69,7 +69,7 @@ def describable(known: NamedClasses) -> NamedClasses:
 
 
 def schedule_mistakes(section: ScheduleConfig, known: NamedClasses) -> list[Mistake]:
-    """A name that is no schedule, and keys that this one does not take; nothing about values."""
+    """Return a name that is no schedule, and keys that this one does not take; nothing about values."""
     kind = schedule_kind(section, known)
     if isinstance(kind, Mistake):
         return [kind]

@@ -1,4 +1,4 @@
-"""What a config can set. A field is a type, a default and one sentence."""
+"""The schema of a config. A field is a type, a default and one sentence."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ Same = Literal["bits", "rounding", "samples"]
 
 
 class LoaderConfig(Section):
-    """How batches are read. Nothing here changes the run, only its speed."""
+    """Settings of the loader. Nothing here changes the run, only its speed."""
 
     workers: Workers = Field(0, description="loader processes per rank")
     prefetch: Ahead = Field(2, description="lane batches each worker reads ahead")
@@ -67,7 +67,7 @@ class LoaderConfig(Section):
 
 
 class BestConfig(Section):
-    """Which evaluation is the best so far."""
+    """The rule by which an evaluation is the best so far."""
 
     metric: str = Field("val_loss", description="a value the evaluation reports")
     mode: Literal["min", "max"] = Field("min", description="whether lower or higher is better")
@@ -81,7 +81,7 @@ class EarlyStoppingConfig(Section):
 
 
 class CheckpointConfig(Section):
-    """When the run is saved. It is also saved at its end, at a new best, and on a stop signal."""
+    """Settings of saves. A run is also saved at its end, at a new best, and on a stop signal."""
 
     enabled: bool = Field(True, description="false saves nothing, and a stopped run is lost")
     every_steps: Steps | None = Field(None, description="save after every n steps")
@@ -125,7 +125,7 @@ ALLOWED_KEYS = (*SHAPING_KEYS, *PLANNED_KEYS, "early_stopping", "code")
 
 
 class ResumeConfig(Section):
-    """Which checkpoint the run resumes from."""
+    """The checkpoint that the run resumes from."""
 
     checkpoint: str = Field(
         "auto", description="auto: the newest valid one in the run directory; best: its best; never; or a path"
@@ -138,7 +138,7 @@ class ResumeConfig(Section):
 
 
 class PreemptionConfig(Section):
-    """When a run is saved and stopped before its end, besides by signals, and what follows."""
+    """Conditions, besides signals, under which a run is saved and stopped before its end, and what follows."""
 
     requeue: bool = Field(True, description="inside a Slurm job: scontrol requeue after SIGUSR1")
     after_minutes: Minutes | None = Field(
@@ -221,7 +221,7 @@ class Config(Section):
 
     @property
     def platform_notes(self) -> tuple[str, ...]:
-        """What the platform that this runs on has changed in the config, by which file, and why."""
+        """Return what the platform that this runs on has changed in the config, by which file, and why."""
         return self._platform_notes
 
     @property
@@ -238,17 +238,17 @@ class Config(Section):
 
     @property
     def leaves_batch_open(self) -> bool:
-        """Whether the global batch is left to the DataLoader of a custom loop."""
+        """Return whether the global batch is left to the DataLoader of a custom loop."""
         return self.global_batch is None and self.batch_per_rank is None
 
     def lane_count(self, world: int) -> int:
-        """How many lanes a global batch is split into on `world` ranks."""
+        """Return how many lanes a global batch is split into on `world` ranks."""
         if self.batch_per_rank is not None:
             return world * self.accumulation
         return DEFAULT_LANES if self.lanes is None else self.lanes
 
     def batch_plan(self, world: int) -> BatchPlan:
-        """How this config splits a global batch into lanes on `world` ranks."""
+        """Return how this config splits a global batch into lanes on `world` ranks."""
         lane_count = self.lane_count(world)
         if self.batch_per_rank is not None:
             return BatchPlan(self.batch_per_rank * lane_count, lane_count)

@@ -1,4 +1,4 @@
-"""Which variables hold secrets, and how a config names them without holding them."""
+"""Recognizes variables that hold secrets; a config names them without holding them."""
 
 from __future__ import annotations
 
@@ -45,18 +45,18 @@ _PASSWORD_OPTION = re.compile(r"([?&][^=&\s]*pass\w*=)[^&\s'\"]*", re.IGNORECASE
 
 
 def reference_to(name: str) -> str:
-    """What stands for the value of a variable: `${HF_TOKEN}`."""
+    """Return what stands for the value of a variable: `${HF_TOKEN}`."""
     return f"${{{name}}}"
 
 
 def referred(value: str) -> str | None:
-    """The variable that a value refers to; None if it is the value itself."""
+    """Return the variable that a value refers to; None if it is the value itself."""
     found = _REFERENCE.fullmatch(value)
     return None if found is None else found[1]
 
 
 def is_secret(name: str, value: str) -> bool:
-    """Whether a variable looks like a secret, by its name or as a URL with a password.
+    """Return whether a variable looks like a secret, by its name or as a URL with a password.
 
     By whole words: TOKENIZERS_PARALLELISM is none.
     """
@@ -67,7 +67,7 @@ def is_secret(name: str, value: str) -> bool:
 
 
 def without_passwords(text: str) -> str:
-    """A text as others may read it: the passwords of the URLs in it are hidden, but for references."""
+    """Return a text as others may read it: the passwords of the URLs in it are hidden, but for references."""
 
     def hidden(found: re.Match[str]) -> str:
         given = found[0].removeprefix(found[1]).removesuffix("@")
@@ -78,14 +78,14 @@ def without_passwords(text: str) -> str:
 
 
 def without_values(key: str, value: Any) -> Any:
-    """What was set for a key, as a message may show it: the variables of launch.environment by name."""
+    """Return what was set for a key, as a message may show it: the variables of launch.environment by name."""
     if key != "launch.environment" or not isinstance(value, Mapping):
         return value
     return dict.fromkeys(value, "...")
 
 
 def public_overrides(overrides: Sequence[str], environment: Mapping[str, str]) -> tuple[str, ...]:
-    """The overrides as others may read them, on a command line or in a script.
+    """Return the overrides as others may read them, on a command line or in a script.
 
     Args:
         overrides: `section.key=value` texts.

@@ -1,4 +1,4 @@
-"""Where config values come from: files in layers or a mapping, then overrides; flat, each with its origin.
+"""Reads config values from files in layers or a mapping, then overrides; flat, each with its origin.
 
 Values are flat here: `loader.workers` is one key. Only what is inside a free-form key such as
 `params` stays nested, since its names are the user's.
@@ -39,7 +39,7 @@ class FlatValues:
 
     @classmethod
     def from_mapping(cls, source: Mapping[str, Any]) -> FlatValues:
-        """The values of a nested mapping; raises a `ConfigError` if they cannot be a config's."""
+        """Return the values of a nested mapping; raises a `ConfigError` if they cannot be a config's."""
         try:
             check_shape(source, _MOST_VALUES)
             values = _flat(source)
@@ -53,7 +53,7 @@ class FlatValues:
 
     @classmethod
     def from_file(cls, path: Path) -> FlatValues:
-        """The values of a YAML or JSON file and of those it names, with their lines.
+        """Return the values of a YAML or JSON file and of those it names, with their lines.
 
         Raises:
             ConfigError: if it cannot be read or holds no mapping. A key that is set twice is one of
@@ -163,7 +163,7 @@ class FlatValues:
 
 
 def _readable(text: str) -> str:
-    """What was typed, for a message: on one line, and text that a terminal takes."""
+    """Return what was typed, for a message: on one line, and text that a terminal takes."""
     return short(text if text.isprintable() else ascii(text)[1:-1])
 
 
@@ -219,7 +219,7 @@ def _real_name(key: str) -> str:
 
 
 def _with_value(values: Mapping[str, Any], path: list[str], value: Any) -> dict[str, Any]:
-    """The nested mapping with one value set."""
+    """Return the nested mapping with one value set."""
     first, *rest = path
     inner = values.get(first)
     inner = inner if isinstance(inner, Mapping) else {}

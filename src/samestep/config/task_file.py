@@ -1,4 +1,4 @@
-"""Whether a config's task can be there: its file is looked at, and not run."""
+"""Checks the file of a config's task without running it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _DYNAMIC = ("globals", "vars", "locals", "exec", "setattr", "__import__")
 
 @dataclass(frozen=True)
 class TaskFile:
-    """Where a task is, and what is wrong with that."""
+    """The place of a task, and what is wrong with it."""
 
     path: Path
     class_name: str
@@ -29,7 +29,7 @@ class TaskFile:
 
 
 def look_at_task(config: Config) -> TaskFile | None:
-    """The task's file and class; None for a config without a task."""
+    """Return the task's file and class; None for a config without a task."""
     if config.task is None:
         return None
     name, _, wanted = config.task.rpartition(":")
@@ -50,7 +50,7 @@ def look_at_task(config: Config) -> TaskFile | None:
 
 
 def task_mistakes(config: Config) -> list[Mistake]:
-    """What is wrong with the task's file, as a config's mistake."""
+    """Return what is wrong with the task's file, as a config's mistake."""
     found = look_at_task(config)
     wrong = found is not None and ":" in str(config.task) and found.wrong
     return [Mistake("task", f"{found.wrong}: {found.advice}")] if wrong and found else []

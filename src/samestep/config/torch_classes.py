@@ -35,7 +35,7 @@ def torch_schedulers() -> NamedClasses:
 
 @cache
 def _trees() -> Mapping[str, ast.Module]:
-    """The modules of torch.optim by name, parsed and not run."""
+    """Return the modules of torch.optim by name, parsed and not run."""
     spec = find_spec("torch")
     folders = [] if spec is None else spec.submodule_search_locations or []
     found: dict[str, ast.Module] = {}
@@ -63,7 +63,7 @@ def _named(wanted: Mapping[str, ast.ClassDef], known: Mapping[str, ast.ClassDef]
 
 
 def _family(name: str, known: Mapping[str, ast.ClassDef]) -> list[ast.ClassDef]:
-    """A class and those that it extends, the nearest first."""
+    """Return a class and those that it extends, the nearest first."""
     family: list[ast.ClassDef] = []
     waiting = [name]
     while waiting:

@@ -44,12 +44,12 @@ class TrackerClassConfig(Section):
 
     @property
     def is_file(self) -> bool:
-        """Whether it names a file, and not a module."""
+        """Return whether it names a file, and not a module."""
         return self.name.rpartition(":")[0].endswith(".py")
 
 
 class TrackersConfig(Section):
-    """Where measurements go besides metrics.jsonl."""
+    """Destinations of measurements besides metrics.jsonl."""
 
     tensorboard: bool = Field(False, description="also write TensorBoard events")
     csv: bool = Field(False, description="also write metrics.csv, a column for each value")
@@ -68,7 +68,7 @@ class TrackersConfig(Section):
     )
 
     def mistakes(self) -> list[Mistake]:
-        """The contradictions within this section."""
+        """Return the contradictions within this section."""
         inside = "name files of the run's directory, such as model.safetensors or checkpoints/*"
         found = [
             Mistake("trackers.artifacts", f"{pattern!r} leads elsewhere: {inside}")
@@ -100,7 +100,7 @@ HIDDEN = "..."
 
 
 def public_params(document: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """A config's values by their dotted keys, as others may read them: secrets are hidden.
+    """Return a config's values by their dotted keys, as others may read them: secrets are hidden.
 
     Args:
         document: the config, or a section of it, of plain values.
@@ -110,7 +110,7 @@ def public_params(document: Mapping[str, Any], prefix: str = "") -> dict[str, An
 
 
 def may_hold_secret(document: Mapping[str, Any]) -> bool:
-    """Whether a config has a value that looks like a secret, by its name or as a URL with a password."""
+    """Return whether a config has a value that looks like a secret, by its name or as a URL with a password."""
     return HIDDEN in str(list(public_params(document).values()))
 
 

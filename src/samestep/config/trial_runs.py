@@ -27,7 +27,7 @@ def endless_run(config: Config, run_dir: str, **changes: Any) -> Config:
 
 
 def trial_run(config: Config, **changes: Any) -> Config:
-    """A config without saves, trackers, schedules, averages at the end and early stops.
+    """Return a config without saves, trackers, schedules, averages at the end and early stops.
 
     Args:
         config: Of the training that is measured.

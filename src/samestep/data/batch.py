@@ -1,4 +1,4 @@
-"""What a step's data consists of: lane batches, and the run's position in its data."""
+"""The data of a step: lane batches, and the run's position in its data."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Collate = Callable[[list[Any]], Any]
 
 @dataclass(frozen=True)
 class Moment:
-    """When in a run a batch comes, and in how many lanes; the same for all lanes of a step."""
+    """The position of a batch in a run, and the number of lanes; the same for all lanes of a step."""
 
     step: int = 0
     epoch: int = 0
@@ -64,7 +64,7 @@ class LaneBatch:
 
     @property
     def progress(self) -> float:
-        """How much of the run is over, from 0 to 1, for weights that change with it.
+        """Return how much of the run is over, from 0 to 1, for weights that change with it.
 
         Raises:
             TaskError: The length of the run is not known: it trains for epochs of iterable data.
@@ -80,7 +80,7 @@ class LaneBatch:
 
     @property
     def device(self) -> torch.device:
-        """Where the batch's tensors are."""
+        """Return where the batch's tensors are."""
         found = [leaf for leaf in leaves(self.data) if isinstance(leaf, Tensor)]
         return found[0].device if found else torch.device("cpu")
 
@@ -100,7 +100,7 @@ class LaneBatch:
         return len(self.ids)
 
     def __len__(self) -> int:
-        """The number of samples."""
+        """Return the number of samples."""
         return len(self.ids)
 
 
@@ -119,7 +119,7 @@ class Position:
 
 @dataclass(slots=True)
 class StepData:
-    """What one step consists of, before its batches are read."""
+    """The data of one step, before its batches are read."""
 
     index: int
     epoch: int
@@ -149,7 +149,7 @@ class StepData:
 
 
 class Source(ABC):
-    """Where the steps' data comes from."""
+    """The source of the steps' data."""
 
     samples: int | None
     """How many samples an epoch has; None if it is known only at its end."""

@@ -11,7 +11,7 @@ from samestep.pytree import move, tensors
 
 
 def pins_memory(loader: LoaderConfig, device: torch.device) -> bool:
-    """Whether batches for this device are read into page-locked memory."""
+    """Return whether batches for this device are read into page-locked memory."""
     setting = loader.pin_memory
     if setting == "auto":
         return device.type == "cuda"
@@ -35,7 +35,7 @@ _WORTH_A_STREAM = 1 << 20
 
 
 def is_large(data: Any) -> bool:
-    """Whether a batch should be copied beside what the device computes."""
+    """Return whether a batch should be copied beside what the device computes."""
     return any(tensor.nbytes > _WORTH_A_STREAM for tensor in tensors(data))
 
 
@@ -47,7 +47,7 @@ class DeviceCopies:
         self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
 
     def to_device(self, data: Any) -> Any:
-        """The batch with every tensor in it on the device."""
+        """Return the batch with every tensor in it on the device."""
         if self._stream is None:
             return data
         if not is_large(data):

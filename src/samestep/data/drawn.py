@@ -48,7 +48,7 @@ class drawn:  # noqa: N801 - reads as a verb where it is used
 
 
 def drawn_source(setup: RunSetup, data: drawn) -> MapSource:
-    """The steps of drawn data.
+    """Return the steps of drawn data.
 
     Raises:
         TaskError: It is not known how long an epoch is.
@@ -84,7 +84,7 @@ class _Reader:
         return _joined([self._lane(lane) for lane in lanes])
 
     def _lane(self, number: int) -> Any:
-        """The batch of a lane, by its number in the whole run."""
+        """Return the batch of a lane, by its number in the whole run."""
         seed, size = seed_at(self._root, number), self._lane_batch
         reseed(seed)
         batch = self._get_batch(torch.Generator().manual_seed(seed), size)

@@ -19,7 +19,7 @@ from samestep.run_setup import RunSetup
 def open_source(
     setup: RunSetup, dataset: Any, order: Order | None = None, collate: Collate | None = None, *, digest: bool = False
 ) -> Source:
-    """The steps of a dataset.
+    """Return the steps of a dataset.
 
     Args:
         setup: The run's setup.

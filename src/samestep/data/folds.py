@@ -20,7 +20,7 @@ _SHOWN = 5
 
 @dataclass(frozen=True)
 class Folds:
-    """Which samples validate in each fold; all others train there."""
+    """The samples that validate in each fold; all others train there."""
 
     samples: int
     valid: tuple[tuple[int, ...], ...]
@@ -28,7 +28,7 @@ class Folds:
     """How they were made, for a reader."""
 
     def train(self, number: int) -> list[int]:
-        """The samples that train in a fold, in the dataset's order."""
+        """Return the samples that train in a fold, in the dataset's order."""
         mine = set(self.valid[number])
         return [index for index in range(self.samples) if index not in mine]
 
@@ -39,7 +39,7 @@ class Folds:
 
     @classmethod
     def read(cls, path: Path) -> Folds:
-        """The folds of a file: ours, or one with `splits` of `val_indices`.
+        """Return the folds of a file: ours, or one with `splits` of `val_indices`.
 
         Raises:
             TaskError: if it holds none that are whole: each sample validates exactly once.
@@ -80,7 +80,7 @@ def split_plain(samples: int, k: int, seed: int) -> Folds:
 
 
 def split_by_label(labels: Sequence[Any], k: int, seed: int) -> Folds:
-    """Every label as often in each fold as in any other, or once more.
+    """Return every label as often in each fold as in any other, or once more.
 
     Args:
         labels: For each sample a label, or a list of those that it has.
@@ -126,7 +126,7 @@ def _split_by_presence(labels: Sequence[frozenset[Hashable]], k: int, seed: int)
 
 
 def split_by_group(groups: Sequence[Hashable], k: int, seed: int) -> Folds:
-    """All samples of a group in one fold, and folds as equal as that allows.
+    """Return all samples of a group in one fold, and folds as equal as that allows.
 
     Raises:
         PlanError: if there are fewer groups than folds.

@@ -36,7 +36,7 @@ class LaneStreams(Protocol):
     """A dataset that shards itself by lane."""
 
     def lane_stream(self, lane: int, lanes: int, seed: int, epoch: int) -> Iterable[Any]:
-        """The samples of one lane in one epoch; the same ones on every call.
+        """Return the samples of one lane in one epoch; the same ones on every call.
 
         Args:
             lane: The lane's number, from 0.
@@ -97,7 +97,7 @@ class _HuggingFace:
 
 
 def lane_streams(dataset: Any) -> LaneStreams:
-    """The dataset's own lane streams, or those of a Hugging Face iterable dataset."""
+    """Return the dataset's own lane streams, or those of a Hugging Face iterable dataset."""
     if isinstance(dataset, LaneStreams):
         return dataset
     if _is_hugging_face(dataset):
@@ -116,7 +116,7 @@ def _is_hugging_face(dataset: Any) -> bool:
 
 @dataclass(frozen=True)
 class _Portion:
-    """What one unit's streams gave for one step."""
+    """The samples that one unit's streams gave for one step."""
 
     data: Any
     ids: tuple[str, ...]
@@ -214,7 +214,7 @@ class _LaneStream:
 
 @dataclass(frozen=True)
 class _StepPortions:
-    """What this rank's units read for one step."""
+    """The samples that this rank's units read for one step."""
 
     mine: Sequence[tuple[int, _Portion]]
     filled: Sequence[tuple[int, _Portion]]
@@ -263,7 +263,7 @@ class StreamSource(Source):
             yield self._step_data(here, start.epoch, epoch_step, start.step + done, ahead is None)
 
     def _next(self, portions: Iterator[_Portion], epoch_step: int) -> _StepPortions | None:
-        """The next step's portions; None at the end of the epoch."""
+        """Return the next step's portions; None at the end of the epoch."""
         if self.steps_per_epoch is not None and epoch_step >= self.steps_per_epoch:
             return None
         mine = [(unit, next(portions)) for unit in self._units]

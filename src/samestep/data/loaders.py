@@ -29,7 +29,7 @@ from samestep.run_setup import RunSetup
 
 @dataclass(frozen=True)
 class LoaderParts:
-    """What is taken over from a DataLoader."""
+    """The parts that are taken over from a DataLoader."""
 
     dataset: Any
     order: Order | None
@@ -110,7 +110,7 @@ def _refuse_contradictions(section: BaseModel, values: Mapping[str, Any], prefix
 
 
 def batch_size_of(loader: DataLoader[Any]) -> int:
-    """The size of its batches, each of which can be cut into lanes.
+    """Return the size of its batches, each of which can be cut into lanes.
 
     Raises:
         TaskError: It does not cut its batches by samples itself.
@@ -143,7 +143,7 @@ def _refuse_other_batch(loader: DataLoader[Any], setup: RunSetup) -> None:
 
 
 def _order_of(sampler: Any, dataset: Any) -> Order:
-    """The order that a sampler stands for, drawn from the run's seed."""
+    """Return the order that a sampler stands for, drawn from the run's seed."""
     kind = type(sampler)
     if kind is SequentialSampler:
         return orders.sequential(len(dataset))

@@ -26,7 +26,7 @@ from samestep.run_setup import RunSetup
 
 
 class LaneRequest(NamedTuple):
-    """What a loader process needs to fetch one lane's batch."""
+    """A request to a loader process for one lane's batch."""
 
     lane: int
     indices: tuple[int, ...]
@@ -121,7 +121,7 @@ class MapSource(Source):
 
     @property
     def _restarts(self) -> bool:
-        """Whether each epoch has loader processes of its own, which have the dataset as it is then."""
+        """Return whether each epoch has loader processes of its own, which have the dataset as it is then."""
         return self._loader.workers > 0 and not self._loader.persistent_workers
 
     def _reads(self, start: int, stop: int | None) -> Callable[[], LaneBatch]:
@@ -150,7 +150,7 @@ class MapSource(Source):
         return filled[self._assignment.rank], not all(filled), counts
 
     def _counts(self, epoch_step: int) -> list[int]:
-        """The samples of each unit of all ranks."""
+        """Return the samples of each unit of all ranks."""
         units = range(sum(map(len, self._assignment.units)))
         return [len(self._positions(epoch_step, unit)) for unit in units]
 
@@ -173,7 +173,7 @@ class MapSource(Source):
             step += 1
 
     def _seed_of(self, unit: int, epoch: int, epoch_step: int) -> int:
-        """The seed of what is drawn while a batch is read."""
+        """Return the seed of what is drawn while a batch is read."""
         return seed_at(derive(self._setup.config.seed, DATA, unit), epoch, epoch_step)
 
     def _epoch_order(self, epoch: int) -> Sequence[int]:
@@ -228,5 +228,5 @@ def as_it_is(batch: Any) -> Any:
 
 
 def is_map_style(dataset: Any) -> bool:
-    """Whether a dataset can be indexed and has a length."""
+    """Return whether a dataset can be indexed and has a length."""
     return not isinstance(dataset, IterableDataset) and isinstance(dataset, Sized) and hasattr(dataset, "__getitem__")

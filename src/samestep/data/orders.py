@@ -26,12 +26,12 @@ Order = Callable[[int, int], Sequence[int] | Indices]
 
 
 def shuffled(samples: int) -> Order:
-    """Every sample once, in a new random order each epoch."""
+    """Return every sample once, in a new random order each epoch."""
     return lambda seed, epoch: order_rng(seed, epoch).permutation(samples)
 
 
 def sequential(samples: int) -> Order:
-    """Every sample once, in the dataset's order."""
+    """Return every sample once, in the dataset's order."""
     return lambda seed, epoch: np.arange(samples)
 
 
@@ -68,7 +68,7 @@ def class_balanced(labels: Sequence[Hashable], samples: int | None = None) -> Or
 
 
 def grouped(groups: Sequence[Hashable]) -> Order:
-    """Every sample once; samples of one group stay together, groups and insides shuffled.
+    """Return every sample once; samples of one group stay together, groups and insides shuffled.
 
     Args:
         groups: The group of each sample of the dataset.
@@ -84,7 +84,7 @@ def grouped(groups: Sequence[Hashable]) -> Order:
 
 
 def by_lane(samples: int, global_batch: int, lanes: int) -> Order:
-    """Each lane visits a part of its own, `lane_part`, in a new random order each epoch.
+    """Return each lane visits a part of its own, `lane_part`, in a new random order each epoch.
 
     A rank then reads only the parts of its lanes, and may keep them: the more ranks, the less each
     one holds. All steps of an epoch are whole: less than a lane's batch is left out of each part,
@@ -106,7 +106,7 @@ def by_lane(samples: int, global_batch: int, lanes: int) -> Order:
 
 
 def lane_part(samples: int, lanes: int, lane: int) -> range:
-    """The samples that a lane visits with `by_lane`."""
+    """Return the samples that a lane visits with `by_lane`."""
     return range(lane * samples // lanes, (lane + 1) * samples // lanes)
 
 
@@ -150,7 +150,7 @@ class _LaneOrder(Sequence[int]):
 
 
 def _codes(names: Sequence[Hashable]) -> Indices:
-    """A number for each name, in the order of first appearance."""
+    """Return a number for each name, in the order of first appearance."""
     if not len(names):
         raise TaskError("an order over no samples: give one label or group per sample")
     known: dict[Hashable, int] = {}

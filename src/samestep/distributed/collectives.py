@@ -1,4 +1,4 @@
-"""How ranks exchange values: one interface, two implementations.
+"""The exchange of values between ranks: one interface, two implementations.
 
 `SoloCollectives` is a world of one: nothing is sent, and no caller needs to check how many
 ranks there are. `TorchCollectives` uses the default process group.
@@ -37,22 +37,22 @@ class Collectives(ABC):
 
     @abstractmethod
     def broadcast(self, value: T, source: int = 0) -> T:
-        """The source rank's object, on every rank."""
+        """Return the source rank's object, on every rank."""
 
     @abstractmethod
     def gather(self, value: T) -> list[T]:
-        """Every rank's object, in rank order, on every rank."""
+        """Return every rank's object, in rank order, on every rank."""
 
     @abstractmethod
     def collect(self, value: T) -> list[T]:
-        """Every rank's object, in rank order, on rank 0; nothing on the others."""
+        """Return every rank's object, in rank order, on rank 0; nothing on the others."""
 
     @abstractmethod
     def broadcast_tensors(self, tensors: Sequence[Tensor]) -> None:
         """Overwrite the tensors with rank 0's."""
 
     def wire(self, device: torch.device) -> torch.device:
-        """The device from which tensors of this device can be sent."""
+        """Return the device from which tensors of this device can be sent."""
         return device
 
 
@@ -79,7 +79,7 @@ class SoloCollectives(Collectives):
 
 
 def group_is_open() -> bool:
-    """Whether this process is a rank of a process group, opened by us or by the caller."""
+    """Return whether this process is a rank of a process group, opened by us or by the caller."""
     return dist.is_available() and dist.is_initialized()
 
 

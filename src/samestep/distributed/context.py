@@ -98,7 +98,7 @@ class RunContext(ABC):
 
     @property
     def is_main(self) -> bool:
-        """Whether this process writes what the run writes once."""
+        """Return whether this process writes what the run writes once."""
         return self.rank == 0
 
     def barrier(self) -> None:
@@ -106,11 +106,11 @@ class RunContext(ABC):
         self.collectives.barrier()
 
     def broadcast(self, value: T, source: int = 0) -> T:
-        """The object of the source rank, on every rank; the others' own values are ignored."""
+        """Return the object of the source rank, on every rank; the others' own values are ignored."""
         return self.collectives.broadcast(value, source)
 
     def gather(self, value: T) -> list[T]:
-        """Every rank's object, in rank order, on every rank. Objects are pickled."""
+        """Return every rank's object, in rank order, on every rank. Objects are pickled."""
         return self.collectives.gather(value)
 
     @contextmanager
@@ -154,7 +154,7 @@ class RunContext(ABC):
         self.log.to_file(folder, append)
 
     def before_end(self, finish: Callable[[], None]) -> None:
-        """What must be finished before this process may be ended because another rank failed."""
+        """Set what must be finished before this process may be ended because another rank failed."""
         del finish  # nobody ends a process that is alone
 
     def is_gone(self, rank: int) -> bool:

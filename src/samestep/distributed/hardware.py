@@ -1,4 +1,4 @@
-"""What torch sees of this machine: GPUs and communication backends, beside its CPUs."""
+"""Hardware that torch sees: GPUs and communication backends, beside the CPUs."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from samestep.environment.variables import process_environment
 
 
 def detect_hardware(environ: Mapping[str, str] | None = None) -> Hardware:
-    """What this machine has: GPUs, CPUs, communication backends, platform.
+    """Return what this machine has: GPUs, CPUs, communication backends, platform.
 
     Values that a limit or a variable decides carry their reason:
 
@@ -46,7 +46,7 @@ def detect_hardware(environ: Mapping[str, str] | None = None) -> Hardware:
 
 
 def gpu_id(index: int) -> str:
-    """What distinguishes a GPU from every other, whatever its index is here."""
+    """Return what distinguishes a GPU from every other, whatever its index is here."""
     properties = torch.cuda.get_device_properties(index)
     return str(getattr(properties, "uuid", f"number {index}"))
 

@@ -61,7 +61,7 @@ class RankLog:
 
     @property
     def among_others(self) -> bool:
-        """Whether other ranks may print to the same terminal."""
+        """Return whether other ranks may print to the same terminal."""
         return bool(self._prefix)
 
     def main(self, message: str) -> None:
@@ -130,7 +130,7 @@ class RankLog:
 
 
 def _is_shown_by_others(record: logging.LogRecord) -> bool:
-    """Whether a handler of the user's, such as logging.basicConfig's, prints it to the terminal.
+    """Return whether a handler of the user's, such as logging.basicConfig's, prints it to the terminal.
 
     Then ours must not: every line would be there twice.
     """
@@ -144,7 +144,7 @@ def _is_shown_by_others(record: logging.LogRecord) -> bool:
 
 
 def _handlers() -> Iterator[logging.Handler]:
-    """All that get what goes to our logger."""
+    """Yield all that get what goes to our logger."""
     logger: logging.Logger | None = LOGGER
     while logger is not None:
         yield from logger.handlers

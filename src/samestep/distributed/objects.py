@@ -16,12 +16,12 @@ from samestep.environment.secret import Signer, message_of, signed
 
 
 def packed(value: Any, signer: Signer | None) -> bytes:
-    """An object as signed bytes."""
+    """Return an object as signed bytes."""
     return signed(signer, pickle.dumps(value))
 
 
 def unpacked(data: bytes, signer: Signer | None) -> Any:
-    """The object of `packed`; raises `NotAuthentic` before anything of others is unpickled."""
+    """Return the object of `packed`; raises `NotAuthentic` before anything of others is unpickled."""
     return pickle.loads(message_of(signer, data))
 
 
@@ -38,7 +38,7 @@ class ObjectExchange:
         self._device, self._signer = device, signer
 
     def broadcast(self, value: Any, source: int) -> Any:
-        """The source rank's object, on every rank; nothing but that rank's is pickled."""
+        """Return the source rank's object, on every rank; nothing but that rank's is pickled."""
         mine = self._packed(value) if self._rank == source else self._empty(0)
         size = torch.tensor([mine.numel()], device=self._device)
         dist.broadcast(size, src=source)
@@ -50,14 +50,14 @@ class ObjectExchange:
         return self._unpacked(received)
 
     def gather(self, value: Any) -> list[Any]:
-        """Every rank's object, in rank order, on every rank."""
+        """Return every rank's object, in rank order, on every rank."""
         padded, sizes = self._padded(value)
         received = [torch.empty_like(padded) for _ in sizes]
         dist.all_gather(received, padded)
         return self._all_unpacked(received, sizes)
 
     def collect(self, value: Any) -> list[Any]:
-        """Every rank's object, in rank order, on rank 0; nothing on the others."""
+        """Return every rank's object, in rank order, on rank 0; nothing on the others."""
         padded, sizes = self._padded(value)
         received = [torch.empty_like(padded) for _ in sizes] if self._rank == 0 else None
         dist.gather(padded, received, dst=0)

@@ -45,7 +45,7 @@ class Placement:
 
     @property
     def ports(self) -> tuple[int, ...]:
-        """Where rank 0 may listen."""
+        """Return where rank 0 may listen."""
         assert self.master_port.value is not None, "checked for every world of several ranks"
         return (self.master_port.value, *self.more_ports)
 
@@ -68,7 +68,7 @@ class Placement:
 def chosen_threads(
     config: DistributedConfig, requested: Fact[int] | None, on_cpu: bool, same: Same
 ) -> Fact[int] | None:
-    """A rank's threads, unless they are its share of the machine's CPUs. Needs no torch.
+    """Return a rank's threads, unless they are its share of the machine's CPUs. Needs no torch.
 
     Args:
         config: Its `threads_per_rank` takes precedence.
@@ -86,7 +86,7 @@ def chosen_threads(
 
 
 def share_of_a_rank(cpus: Fact[int], given: Fact[int] | None, local_world: int) -> Fact[int]:
-    """A rank's share of the CPUs, as far as it knows before it has met the others."""
+    """Return a rank's share of the CPUs, as far as it knows before it has met the others."""
     if given is not None:
         return given if given.value <= cpus.value else cpus
     share = max(1, cpus.value // local_world)

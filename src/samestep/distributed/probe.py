@@ -61,7 +61,7 @@ def try_all_reduce(collectives: Collectives, device: torch.device, sizes: Sequen
 
 
 def _whole_numbers(count: int, rank: int, world: int, device: torch.device) -> tuple[Tensor, Tensor]:
-    """What a rank brings and what all must get: sums that floats hold exactly in any order."""
+    """Return what a rank brings and what all must get: sums that floats hold exactly in any order."""
     pattern = torch.arange(count, device=device).remainder_(251).add_(1).float()
     shares = [rank % 16 + 1 for rank in range(world)]
     return pattern * shares[rank], pattern * sum(shares)

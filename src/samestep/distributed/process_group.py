@@ -86,7 +86,7 @@ def _let_share_a_gpu(section: DistributedConfig, mine: Introduction, shared: str
 
 
 def _threads(place: Placement, ranks: Sequence[Introduction]) -> list[Fact[int]]:
-    """The threads of every rank; those of other machines if their limits are as here."""
+    """Return the threads of every rank; those of other machines if their limits are as here."""
     if not place.shares_cpus:
         return [place.threads] * len(ranks)
     found = []

@@ -1,4 +1,4 @@
-"""What this machine offers, without torch where that is known without it."""
+"""Hardware of this machine, without torch where that is known without it."""
 
 from __future__ import annotations
 

@@ -27,7 +27,7 @@ _LONGEST_CLAIM = 4096
 
 @dataclass(frozen=True)
 class Introduction:
-    """What a rank sends to all others before the process group is opened."""
+    """The message of a rank to all others before the process group is opened."""
 
     rank: int
     local_rank: int
@@ -61,7 +61,7 @@ def introduce(
     signer: Signer | None = None,
     what: str = "rank",
 ) -> Gathering:
-    """All ranks' introductions, by rank. Rank 0 collects them, and knows who is missing.
+    """Return all ranks' introductions, by rank. Rank 0 collects them, and knows who is missing.
 
     A launcher that restarts ranks may keep its store, with the introductions of the ranks before
     them: so each rank draws a ticket, accepts a list only if its ticket is in it, and rank 0
@@ -113,7 +113,7 @@ class _Documents:
         self.store.set(key, signed(self._signer, json.dumps(document).encode()))
 
     def get(self, key: str) -> dict[str, Any] | None:
-        """A document, or None if it is missing."""
+        """Return a document, or None if it is missing."""
         if not self.store.check([key]):
             return None
         received = self.store.get(key)
@@ -127,7 +127,7 @@ class _Documents:
         return document
 
     def wait(self, key: str) -> dict[str, Any] | None:
-        """A document, or None if it does not come within a second."""
+        """Return a document, or None if it does not come within a second."""
         try:
             self.store.wait([key], timedelta(seconds=1))
         except RuntimeError:
@@ -148,7 +148,7 @@ class _Documents:
 
 
 def _sender(received: bytes) -> str:
-    """Who sent a document, by its own account; it may claim anything."""
+    """Return who sent a document, by its own account; it may claim anything."""
     try:
         document = json.loads(claimed(received)[:_LONGEST_CLAIM])
         found = {name: str(document[name])[:64] for name in ("host", "address") if document[name]}
@@ -167,7 +167,7 @@ def _make_list(ours: _Documents, world: int, deadline: float, patience: Patience
 
 
 def _all_agree(store: Any, name: str, rank: int, world: int) -> bool:
-    """Whether all ranks accept this list; rank 0 notifies the others."""
+    """Return whether all ranks accept this list; rank 0 notifies the others."""
     if rank == 0:
         names = [f"{name}/{other}" for other in range(world)]
         pause, deadline = 0.002, time.monotonic() + _SECONDS_TO_AGREE

@@ -34,7 +34,7 @@ _SAVE = 256
 
 @dataclass(frozen=True)
 class AgreedAction:
-    """What all ranks do at the end of a step, since at least one of them requested it."""
+    """The action of all ranks at the end of a step, since at least one of them requested it."""
 
     save: bool = False
     signal: str | None = None
@@ -98,7 +98,7 @@ class StopSignals:
 
     @property
     def is_stopping(self) -> bool:
-        """Whether a stop signal has come."""
+        """Return whether a stop signal has come."""
         return self._received != 0
 
     def flag(self, save: bool, time_is_up: bool = False) -> float:

@@ -84,7 +84,7 @@ def join_store(
     report: Report = lambda line: None,
     signer: Signer | None = None,
 ) -> Any:
-    """The other ranks' part: the store of the rank 0 that has this job's name.
+    """Return the other ranks' part: the store of the rank 0 that has this job's name.
 
     Raises:
         InitError: There is none.
@@ -120,7 +120,7 @@ def join_store(
 
 
 def knock(address: str, port: int, seconds: float) -> str:
-    """Why nothing listens there; empty if something does. Torch is loud about a closed port."""
+    """Return why nothing listens there; empty if something does. Torch is loud about a closed port."""
     try:
         socket.create_connection((address, port), timeout=seconds).close()
     except OSError as error:
@@ -129,7 +129,7 @@ def knock(address: str, port: int, seconds: float) -> str:
 
 
 def connect(address: str, port: int, seconds: float) -> Any:
-    """The store that listens there, or a message why there is none.
+    """Return the store that listens there, or a message why there is none.
 
     On a separate thread: where something else listens, torch waits for its answer forever,
     whatever the timeout.
@@ -155,7 +155,7 @@ def connect(address: str, port: int, seconds: float) -> Any:
 
 
 def _is_another(store: Any, name: str, signer: Signer | None) -> str:
-    """Why this store is not of the job with that name; empty if it is."""
+    """Return why this store is not of the job with that name; empty if it is."""
     try:
         store.wait([_NAME], timedelta(seconds=_SECONDS_TO_ANSWER))
         received = store.get(_NAME)

@@ -67,7 +67,7 @@ OPERATIONS: Mapping[str, Operation] = {
 
 
 def seconds_of_slowest(collectives: TorchCollectives, call: Call, times: int) -> float:
-    """What a call takes on the rank that it takes longest on; all ranks start together."""
+    """Return what a call takes on the rank that it takes longest on; all ranks start together."""
     collectives.barrier()
     device = collectives.wire(collectives.device)
     _synchronize(device)

@@ -1,4 +1,4 @@
-"""What a rank derives from where the others run: its share of CPUs, GPUs, the network."""
+"""Derives a rank's share of CPUs, GPUs and the network from where the others run."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def share_of_cpus(mine: Introduction, ranks: Ranks) -> int:
 
 
 def ranks_on_one_gpu(ranks: Ranks) -> str:
-    """Which ranks have the same GPU, as text; empty if each has its own."""
+    """Return which ranks have the same GPU, as text; empty if each has its own."""
     by_gpu: dict[tuple[str, str], list[int]] = {}
     for rank in ranks:
         if rank.gpu is not None:
@@ -48,7 +48,7 @@ class Chosen:
 def choose_interface(
     mine: Introduction, ranks: Ranks, backend: str, interfaces: Sequence[Interface], named_address: str | None
 ) -> Chosen | None:
-    """The interface between the machines, where the backend would take another.
+    """Return the interface between the machines, where the backend would take another.
 
     gloo takes the address of the host's own name (`named_address`), which may be loopback or
     of another network; nccl takes the first interface it finds. None: what they take is right.

@@ -1,1 +1,1 @@
-"""What would go wrong, found before it does: on this machine, and between the ranks."""
+"""Finds what would go wrong before it does: on this machine, and between the ranks."""

@@ -93,7 +93,7 @@ def _wait_until_shown(context: RunContext) -> None:
 
 
 def _bounded(config: Config | None) -> DistributedConfig:
-    """The config's section, with waits short enough for a person, and no fallback to one rank."""
+    """Return the config's section, with waits short enough for a person, and no fallback to one rank."""
     section = DistributedConfig() if config is None else config.distributed
     changes = {"timeout": min(section.timeout, _SECONDS), "on_init_failure": "fail"}
     return section.model_copy(update=changes)
@@ -106,7 +106,7 @@ def _same(config: Config | None) -> Same:
 def _look_here(
     machine: Machine, config: Config | None, folder: Path, launch: LaunchFacts | None, place: Placement | None
 ) -> RankReport:
-    """What this rank finds without the others."""
+    """Return what this rank finds without the others."""
     load = load_of(place, config)
     findings = [
         *check_launch(launch, machine),
@@ -126,7 +126,7 @@ def _look_here(
 
 
 def check_launch(launch: LaunchFacts | None, machine: Machine) -> list[Finding]:
-    """Who started this process, as what."""
+    """Return who started this process, as what."""
     if launch is None:  # contradictory, which is a separate finding
         return []
     if launch.external:
@@ -147,12 +147,12 @@ def check_launch(launch: LaunchFacts | None, machine: Machine) -> list[Finding]:
 
 
 def _existing(folder: Path) -> Path:
-    """The folder, or the nearest existing one above it."""
+    """Return the folder, or the nearest existing one above it."""
     return next((path for path in (folder, *folder.absolute().parents) if path.exists()), folder)
 
 
 def _refusal(folder: Path) -> str:
-    """Why no file can be written to this folder; empty where it can."""
+    """Return why no file can be written to this folder; empty where it can."""
     try:
         with tempfile.TemporaryFile(dir=folder) as file:
             file.write(b"samestep")
@@ -162,7 +162,7 @@ def _refusal(folder: Path) -> str:
 
 
 def _meet(place: Placement, environ: Mapping[str, str], seconds: float) -> tuple[list[Finding], bool]:
-    """What this rank finds at the rendezvous, and whether the group can be opened there."""
+    """Return what this rank finds at the rendezvous, and whether the group can be opened there."""
     address, port = place.master_addr.value, place.master_port.value
     # With several ports of the job to choose from, opening the group finds the right one.
     if place.world.value == 1 or address is None or port is None or place.more_ports:
@@ -175,7 +175,7 @@ def _meet(place: Placement, environ: Mapping[str, str], seconds: float) -> tuple
 def _together(
     context: RunContext, report: RankReport, met: list[Finding], master: str | None, folder: Path
 ) -> Examination:
-    """What all ranks found, and what they find between them: the same on every rank."""
+    """Return what all ranks found, and what they find between them: the same on every rank."""
     from samestep.doctor.ranks import try_ranks
 
     gathered = context.gather((report, tuple(met)))
@@ -187,7 +187,7 @@ def _together(
 
 
 def _examination(gathered: Sequence[tuple[RankReport, tuple[Finding, ...]]], between: Sequence[Finding]) -> Examination:
-    """What ranks found by themselves, how they agree, and what was found between them."""
+    """Return what ranks found by themselves, how they agree, and what was found between them."""
     reports = [report for report, _ in gathered]
     places = [report.place for report in reports]
     found = [
@@ -206,7 +206,7 @@ def _is_rank(environ: Mapping[str, str]) -> bool:
 
 
 def _disproved(finding: Finding) -> Finding:
-    """What could keep the process group from opening is at most a note once it is open."""
+    """Return what could keep the process group from opening is at most a note once it is open."""
     if finding.check in _GROUP_CHECKS and finding.severity == "error":
         return replace(finding, severity="note", why=f"this time ranks could connect; but {finding.why}")
     return finding
@@ -224,7 +224,7 @@ def _compare_names(context: RunContext, places: list[Place], master: str | None)
 
 
 def _alone(report: RankReport, launch: LaunchFacts | None, wrong: list[Finding], show: Show) -> Examination:
-    """What this rank found by itself, since it cannot reach the others."""
+    """Return what this rank found by itself, since it cannot reach the others."""
     rank, world = (None, 1) if launch is None else (launch.rank, launch.world)
     found = [*wrong, *report.findings, _cpus_of_this_rank(report)]
     places = [Place(rank or 0, report.machine.host)]

@@ -1,4 +1,4 @@
-"""What one process sees of its machine: plain values, the input of all checks."""
+"""The facts of one machine as one process sees them: plain values, the input of all checks."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ class Machine:
 
 @dataclass(frozen=True)
 class Load:
-    """What a run puts on this machine."""
+    """The load that a run puts on this machine."""
 
     world: int = 1
     nodes: int = 1
@@ -93,7 +93,7 @@ class Load:
 
 @dataclass(frozen=True)
 class RankReport:
-    """What a rank sends to the others."""
+    """The report of a rank to the others."""
 
     place: Place
     machine: Machine
@@ -104,7 +104,7 @@ class RankReport:
 
 
 def load_of(place: Placement | None, config: Config | None) -> Load:
-    """What the run puts on this machine; without a placement, one process."""
+    """Return what the run puts on this machine; without a placement, one process."""
     loader = None if config is None else config.loader
     workers = 0 if loader is None else loader.workers
     prefetch = 2 if loader is None else loader.prefetch
@@ -126,7 +126,7 @@ def load_of(place: Placement | None, config: Config | None) -> Load:
 
 
 def inspect_machine(environ: Mapping[str, str], *, quick: bool = False) -> Machine:
-    """What this process sees of its machine.
+    """Return what this process sees of its machine.
 
     Args:
         environ: Environment variables.
@@ -153,7 +153,7 @@ def inspect_machine(environ: Mapping[str, str], *, quick: bool = False) -> Machi
 
 
 def _seen_by_torch(environ: Mapping[str, str], quick: bool) -> tuple[Hardware, str, str, tuple[str, ...]]:
-    """The hardware, torch's version, the instructions that it chose, the GPUs."""
+    """Return the hardware, torch's version, the instructions that it chose, the GPUs."""
     build = installed_torch() if quick and "torch" not in sys.modules else None
     found = None if build is None else hardware_without_torch(environ)
     if build is not None and found is not None:
@@ -168,7 +168,7 @@ def _seen_by_torch(environ: Mapping[str, str], quick: bool) -> tuple[Hardware, s
 
 
 def space_of(folder: Path) -> Space | None:
-    """The space of the file system at a folder; None if there is no such folder."""
+    """Return the space of the file system at a folder; None if there is no such folder."""
     try:
         usage = shutil.disk_usage(folder)
     except OSError:

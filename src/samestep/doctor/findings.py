@@ -1,4 +1,4 @@
-"""What a check found: plain values that ranks exchange, and that become rows or JSON."""
+"""The result of a check: plain values that ranks exchange, and that become rows or JSON."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Finding:
 
 @dataclass(frozen=True)
 class Place:
-    """Which rank found something, and on which host."""
+    """The rank that found something, and its host."""
 
     rank: int
     host: str
@@ -48,7 +48,7 @@ def ok(check: str, what: str) -> Finding:
 
 
 def at(findings: Iterable[Finding], places: Sequence[Place]) -> list[Finding]:
-    """The findings with the ranks and hosts they hold for, unless they already have them."""
+    """Return the findings with the ranks and hosts they hold for, unless they already have them."""
     ranks = tuple(place.rank for place in places)
     hosts = tuple(sorted({place.host for place in places}))
     return [f if f.ranks else replace(f, ranks=ranks, hosts=hosts) for f in findings]
@@ -95,7 +95,7 @@ class Examination:
         return [(f.check, f.severity, f.what, self.where(f)) for f in self.findings]
 
     def where(self, finding: Finding) -> str:
-        """The ranks of a finding as people write them: '0-2, 5 on n1'."""
+        """Return the ranks of a finding as people write them: '0-2, 5 on n1'."""
         if self.world == 1 or not finding.ranks:
             return ""
         if len(finding.ranks) == self.world:

@@ -33,13 +33,13 @@ def check_machine(machine: Machine, load: Load) -> list[Finding]:
 
 
 def check_versions(machine: Machine) -> Finding:
-    """What is installed; whether the ranks agree is another check."""
+    """Return what is installed; whether the ranks agree is another check."""
     found = ", ".join(f"{name} {number}" for name, number in machine.versions.items())
     return ok("versions", f"{found}; {machine.processor}")
 
 
 def check_gpus(machine: Machine, load: Load) -> Finding:
-    """Whether torch sees the GPUs of this machine."""
+    """Return whether torch sees the GPUs of this machine."""
     check, hardware = "gpus", machine.hardware
     named = machine.variables.get("CUDA_VISIBLE_DEVICES")
     hidden = f"CUDA_VISIBLE_DEVICES={named}"
@@ -88,7 +88,7 @@ def check_gpus(machine: Machine, load: Load) -> Finding:
 
 
 def check_backend(machine: Machine, load: Load) -> Finding:
-    """Whether this torch has the backend that the ranks would use."""
+    """Return whether this torch has the backend that the ranks would use."""
     check, built = "backend", ", ".join(machine.hardware.backends) or "none"
     if load.world > 1 and load.backend not in machine.hardware.backends:
         return Finding(
@@ -102,7 +102,7 @@ def check_backend(machine: Machine, load: Load) -> Finding:
 
 
 def check_omp(machine: Machine, load: Load) -> Finding:
-    """Whether OMP_NUM_THREADS contradicts the threads that a run gives each rank."""
+    """Return whether OMP_NUM_THREADS contradicts the threads that a run gives each rank."""
     check, value = "omp threads", machine.variables.get("OMP_NUM_THREADS", "")
     threads = f"{counted(load.threads, 'thread')} per rank"
     number = whole_number(value)
@@ -136,7 +136,7 @@ def check_omp(machine: Machine, load: Load) -> Finding:
 
 
 def check_numa(machine: Machine, load: Load) -> Finding:
-    """Whether ranks stay near their memory, on a machine that has several parts."""
+    """Return whether ranks stay near their memory, on a machine that has several parts."""
     check, parts = "numa", machine.numa
     if len(parts) < 2:
         return ok(check, "all CPUs have the same memory")
@@ -155,7 +155,7 @@ def check_numa(machine: Machine, load: Load) -> Finding:
 
 
 def check_cpus(cpus: int, quota: float | None, ranks: int, threads: int, workers: int) -> Finding:
-    """Whether a machine's ranks fit its CPUs; threads and workers are those of all of them."""
+    """Return whether a machine's ranks fit its CPUs; threads and workers are those of all of them."""
     check = "cpus"
     usable = cpus if quota is None else min(cpus, quota)
     have = counted(cpus, "CPU")
@@ -190,7 +190,7 @@ def check_cpus(cpus: int, quota: float | None, ranks: int, threads: int, workers
 
 
 def check_shared_memory(shared: Space | None, load: Load) -> Finding:
-    """Whether /dev/shm holds what loader workers and nccl pass through it."""
+    """Return whether /dev/shm holds what loader workers and nccl pass through it."""
     check, workers = "/dev/shm", load.workers * load.ranks_here
     if shared is None:
         return ok(check, "this machine has none")
@@ -225,7 +225,7 @@ def check_shared_memory(shared: Space | None, load: Load) -> Finding:
 
 
 def check_memory(memory: Space | None, load: Load) -> Finding:
-    """Whether the ranks of this machine have enough memory to start."""
+    """Return whether the ranks of this machine have enough memory to start."""
     check = "memory"
     if memory is None:
         return ok(check, "unknown here")
@@ -241,7 +241,7 @@ def check_memory(memory: Space | None, load: Load) -> Finding:
 
 
 def check_open_files(limits: tuple[int, int], load: Load) -> Finding:
-    """Whether a rank may open a socket to each other rank, and a file per tensor in flight."""
+    """Return whether a rank may open a socket to each other rank, and a file per tensor in flight."""
     check = "open files"
     soft, hard = (float("inf") if limit < 0 else limit for limit in limits)
     needed = 256 + 2 * load.world + 16 * load.workers * load.prefetch
@@ -262,7 +262,7 @@ def check_open_files(limits: tuple[int, int], load: Load) -> Finding:
 
 
 def check_disk(folder: str, space: Space | None, refusal: str) -> Finding:
-    """Whether a run could write to its folder; `refusal` is the error of the attempt."""
+    """Return whether a run could write to its folder; `refusal` is the error of the attempt."""
     check = "run folder"
     if refusal:
         return Finding(

@@ -17,7 +17,7 @@ _VARIABLES = {"gloo": "GLOO_SOCKET_IFNAME", "nccl": "NCCL_SOCKET_IFNAME"}
 
 @dataclass(frozen=True)
 class Rendezvous:
-    """Where the ranks meet, and whether this rank could use it."""
+    """The place where ranks meet, and whether this rank could use it."""
 
     address: str
     port: int
@@ -28,7 +28,7 @@ class Rendezvous:
 
     @property
     def possible(self) -> bool:
-        """Whether opening the process group is worth the wait."""
+        """Return whether opening the process group is worth the wait."""
         return bool(self.addresses) and not self.failure
 
 
@@ -56,7 +56,7 @@ def try_rendezvous(
 
 
 def _wait_for(address: str, port: int, seconds: float) -> str:
-    """Why nothing listens there, after waiting for it; empty once something does."""
+    """Return why nothing listens there, after waiting for it; empty once something does."""
     from samestep.distributed.tcp_store import knock
 
     deadline = time.monotonic() + seconds
@@ -81,7 +81,7 @@ def _bind(address: str | None, port: int) -> str:
 
 
 def check_rendezvous(rendezvous: Rendezvous, load: Load) -> Finding:
-    """Whether this rank can reach the rendezvous."""
+    """Return whether this rank can reach the rendezvous."""
     check, where = "master", f"{rendezvous.address}:{rendezvous.port}"
     if not rendezvous.addresses:
         return Finding(
@@ -124,12 +124,12 @@ def check_rendezvous(rendezvous: Rendezvous, load: Load) -> Finding:
 
 
 def check_network(machine: Machine, load: Load) -> list[Finding]:
-    """What a rank needs from its own machine's network."""
+    """Return what a rank needs from its own machine's network."""
     return [check_own_name(machine, load), check_interfaces(machine, load)]
 
 
 def check_own_name(machine: Machine, load: Load) -> Finding:
-    """Whether the address that gloo takes is one that other machines reach."""
+    """Return whether the address that gloo takes is one that other machines reach."""
     check, address = "host name", machine.own_address
     chosen = machine.variables.get("GLOO_SOCKET_IFNAME")
     outside = address is not None and not is_loopback(address)
@@ -149,7 +149,7 @@ def check_own_name(machine: Machine, load: Load) -> Finding:
 
 
 def check_interfaces(machine: Machine, load: Load) -> Finding:
-    """Whether the interfaces named for gloo and nccl exist, and which one is taken."""
+    """Return whether the interfaces named for gloo and nccl exist, and which one is taken."""
     check = "interfaces"
     there = [interface.name for interface in machine.interfaces]
     outside = outward(machine.interfaces)
@@ -184,7 +184,7 @@ def check_interfaces(machine: Machine, load: Load) -> Finding:
 
 
 def _matches(named: str, there: Sequence[str], exact: bool) -> bool:
-    """Whether a variable names an interface: gloo by whole names, nccl also by prefixes.
+    """Return whether a variable names an interface: gloo by whole names, nccl also by prefixes.
 
     nccl's `^eth` leaves interfaces out, and `=eth0` means the whole name.
     """
@@ -197,7 +197,7 @@ def _matches(named: str, there: Sequence[str], exact: bool) -> bool:
 
 
 def check_names(places: Sequence[Place], resolved: Sequence[Mapping[str, tuple[str, ...]]]) -> list[Finding]:
-    """Whether every name means the same machine to every rank; `resolved` is by rank."""
+    """Return whether every name means the same machine to every rank; `resolved` is by rank."""
     found = []
     for name in sorted({name for names in resolved for name in names}):
         # A machine may resolve its own name to anything, often 127.0.1.1.

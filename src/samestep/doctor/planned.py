@@ -27,20 +27,20 @@ _OF_ONE_RANK = {"distributed": {"rank", "node_rank", "device_ids"}}
 
 
 def digest(config: Config) -> str:
-    """What distinguishes two configs, whatever files they came from."""
+    """Return what distinguishes two configs, whatever files they came from."""
     text = config.model_dump_json(exclude=_OF_ONE_RANK)
     return hashlib.sha256(text.encode()).hexdigest()[:12]
 
 
 def check_plan(config: Config, load: Load) -> list[Finding]:
-    """Whether this world can run the config, and what would make it slow."""
+    """Return whether this world can run the config, and what would make it slow."""
     lanes = check_lanes(config, load.world)
     cost = [] if lanes.severity == "error" else check_lane_cost(config, load)
     return [lanes, *cost, check_task(config), *check_optim(config)]
 
 
 def check_lanes(config: Config, world: int) -> Finding:
-    """Whether the lanes can be dealt to the ranks, and how evenly."""
+    """Return whether the lanes can be dealt to the ranks, and how evenly."""
     check = "lanes"
     try:
         lane_count = config.lane_count(world)
@@ -77,7 +77,7 @@ def check_lanes(config: Config, world: int) -> Finding:
 
 
 def check_lane_cost(config: Config, load: Load) -> list[Finding]:
-    """Whether a GPU runs a rank's lanes one after the other, each with kernels of its own.
+    """Return whether a GPU runs a rank's lanes one after the other, each with kernels of its own.
 
     Nothing is measured: which optimizers the task makes, and whether its loss can be captured, is
     known only when it trains.
@@ -104,7 +104,7 @@ def check_lane_cost(config: Config, load: Load) -> list[Finding]:
 
 
 def _why_eager(config: Config, device: torch.device) -> str | None:
-    """What the config alone says against CUDA graphs; None if nothing does."""
+    """Return what the config alone says against CUDA graphs; None if nothing does."""
     if config.speed.graph is False:
         return "speed.graph is false"
     return why_no_graph(config, device, [])
@@ -116,7 +116,7 @@ def _most(counts: Sequence[int]) -> str:
 
 
 def check_task(config: Config) -> Finding:
-    """Whether the task's file is there and is Python; it is not run."""
+    """Return whether the task's file is there and is Python; it is not run."""
     check, why = "task", "training cannot start without its task"
     found = look_at_task(config)
     if found is None:
@@ -135,7 +135,7 @@ def check_task(config: Config) -> Finding:
 
 
 def check_optim(config: Config) -> list[Finding]:
-    """Whether torch takes the optimizer's and the schedule's arguments, found by making them."""
+    """Return whether torch takes the optimizer's and the schedule's arguments, found by making them."""
     return [
         *([] if config.optimizer is None else [_check_optimizer(config.optimizer)]),
         *([] if config.schedule is None else [_check_schedule(config.schedule)]),

@@ -22,7 +22,7 @@ Places = Sequence[Place]
 
 
 def try_ranks(context: RunContext, places: Places, folder: Path) -> list[Finding]:
-    """All checks, in one order on all ranks."""
+    """Return all checks, in one order on all ranks."""
     order = check_order(call_in_order(context.collectives))
     if order.severity == "error":  # the next collective would be the wrong one
         return [order]
@@ -35,7 +35,7 @@ def try_ranks(context: RunContext, places: Places, folder: Path) -> list[Finding
 
 
 def check_order(announced: Sequence[Sequence[Call]]) -> Finding:
-    """Whether all ranks made the same collectives, by what they announced before each."""
+    """Return whether all ranks made the same collectives, by what they announced before each."""
     check, last = "order of calls", announced[-1]
     if len(set(last)) == 1:
         return ok(check, f"{len(announced)} numbered collectives, the same on all ranks")
@@ -59,7 +59,7 @@ Clock = tuple[float, float]
 
 
 def read_clocks(context: RunContext, times: int = 5) -> list[list[Clock]]:
-    """Every rank's clock, read when a barrier releases the ranks, a few times."""
+    """Return every rank's clock, read when a barrier releases the ranks, a few times."""
     rounds: list[list[Clock]] = []
     for _ in range(times):
         start = time.perf_counter()
@@ -70,7 +70,7 @@ def read_clocks(context: RunContext, times: int = 5) -> list[list[Clock]]:
 
 
 def check_clocks(rounds: Sequence[Sequence[Clock]], places: Places) -> Finding:
-    """Whether the clocks agree, by the round in which ranks waited least for each other."""
+    """Return whether the clocks agree, by the round in which ranks waited least for each other."""
     check = "clocks"
     best = min(rounds, key=lambda clocks: max(waited for _, waited in clocks))
     doubt = max(waited for _, waited in best)
@@ -157,7 +157,7 @@ def _remove(folder: Path, name: str, made: Sequence[Path]) -> str:
 
 
 def check_sharing(folder: str, waits: Sequence[float | None], places: Places, refusal: str) -> Finding:
-    """Whether every rank saw rank 0's file; `waits` are the seconds it took, by rank."""
+    """Return whether every rank saw rank 0's file; `waits` are the seconds it took, by rank."""
     check = "shared folder"
     if refusal:
         return Finding(
@@ -187,7 +187,7 @@ def check_sharing(folder: str, waits: Sequence[float | None], places: Places, re
 
 
 def check_all_reduce(results: Sequence[Reduced], places: Places) -> list[Finding]:
-    """Whether sums are right, and a row of time and bandwidth per size."""
+    """Return whether sums are right, and a row of time and bandwidth per size."""
     found = []
     for result in results:
         size = format_bytes(result.size)

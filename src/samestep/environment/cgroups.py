@@ -1,4 +1,4 @@
-"""What control groups allow this process: containers and batch systems limit by them."""
+"""Limits of control groups, by which containers and batch systems limit this process."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Limits:
 
 
 def read_limits(root: Path = Path("/sys/fs/cgroup"), membership: Path = Path("/proc/self/cgroup")) -> Limits:
-    """The tightest limits of this process's groups and of all groups around them."""
+    """Return the tightest limits of this process's groups and of all groups around them."""
     cpus, memory = [], []
     for folder in _groups(root, read_text(membership) or ""):
         quota, period = _numbers(folder, "cpu.max") or [*_old_quota(folder), 0, 0][:2]
@@ -31,7 +31,7 @@ def read_limits(root: Path = Path("/sys/fs/cgroup"), membership: Path = Path("/p
 
 
 def read_text(path: Path) -> str | None:
-    """A file of the kernel; None where this kernel or container has none."""
+    """Return a file of the kernel; None where this kernel or container has none."""
     try:
         return path.read_text(encoding="utf-8").strip()
     except OSError:
@@ -39,7 +39,7 @@ def read_text(path: Path) -> str | None:
 
 
 def _groups(root: Path, membership: str) -> Iterator[Path]:
-    """The folders of lines such as '0::/job/step' and, in version 1, '4:cpu,cpuacct:/job'."""
+    """Yield the folders of lines such as '0::/job/step' and, in version 1, '4:cpu,cpuacct:/job'."""
     for line in membership.splitlines():
         _, kinds, path = line.split(":", 2)
         own = Path(path.lstrip("/"))
@@ -48,7 +48,7 @@ def _groups(root: Path, membership: str) -> Iterator[Path]:
 
 
 def _numbers(folder: Path, name: str) -> list[int]:
-    """A file's numbers; none if it is not there, or holds 'max' or -1, which is no limit."""
+    """Return a file's numbers; none if it is not there, or holds 'max' or -1, which is no limit."""
     words = (read_text(folder / name) or "").split()
     numbers = [number for word in words if (number := whole_number(word)) is not None]
     return numbers if len(numbers) == len(words) else []

@@ -1,4 +1,4 @@
-"""What this machine offers to a training run. No torch here."""
+"""Hardware of this machine. No torch here."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ PLATFORMS = ("local", "colab", "kaggle")
 
 
 def detect_platform(environ: Mapping[str, str]) -> Fact[str]:
-    """Where this runs: colab, kaggle or local."""
+    """Return where this runs: colab, kaggle or local."""
     if "KAGGLE_KERNEL_RUN_TYPE" in environ:
         return Fact("kaggle", "KAGGLE_KERNEL_RUN_TYPE is set")
     if "COLAB_RELEASE_TAG" in environ or "COLAB_GPU" in environ:
@@ -27,7 +27,7 @@ def detect_platform(environ: Mapping[str, str]) -> Fact[str]:
 
 @dataclass(frozen=True)
 class Hardware:
-    """What this machine offers to a training run."""
+    """The hardware of this machine."""
 
     device_count: int
     """GPUs that torch sees."""
@@ -51,14 +51,14 @@ class Hardware:
 
 
 def expects_gpu(environ: Mapping[str, str]) -> bool:
-    """Whether this machine seems to offer a GPU: a guess for before torch is imported."""
+    """Return whether this machine seems to offer a GPU: a guess for before torch is imported."""
     if environ.get("CUDA_VISIBLE_DEVICES") in ("", "-1"):
         return False
     return any(Path(path).exists() for path in ("/dev/nvidiactl", "/dev/dxg", "/dev/kfd"))
 
 
 def hardware_without_torch(environ: Mapping[str, str]) -> Hardware | None:
-    """What a machine without GPUs offers; None where only torch can tell."""
+    """Return what a machine without GPUs offers; None where only torch can tell."""
     torch = installed_torch()
     if torch is None or expects_gpu(environ):
         return None
@@ -81,20 +81,20 @@ def hardware_without_torch(environ: Mapping[str, str]) -> Hardware | None:
 
 
 def allowed_cpus() -> tuple[int, ...]:
-    """The numbers of the CPUs that this process may run on."""
+    """Return the numbers of the CPUs that this process may run on."""
     if hasattr(os, "sched_getaffinity"):
         return tuple(sorted(os.sched_getaffinity(0)))
     return tuple(range(os.cpu_count() or 1))
 
 
 def owned_cpus(environ: Mapping[str, str]) -> Fact[int]:
-    """How many CPUs the ranks here share, by the tightest of all limits."""
+    """Return how many CPUs the ranks here share, by the tightest of all limits."""
     seen, limit = Fact(len(allowed_cpus()), "CPUs this process may run on"), cpu_limit(environ)
     return limit if limit is not None and limit.value < seen.value else seen
 
 
 def cpu_limit(environ: Mapping[str, str]) -> Fact[int] | None:
-    """What a container or a batch system grants the ranks here; None if nothing limits them."""
+    """Return what a container or a batch system grants the ranks here; None if nothing limits them."""
     found: list[Fact[int]] = []
     quota = read_limits().cpus
     if quota is not None:

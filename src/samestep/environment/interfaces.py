@@ -25,7 +25,7 @@ class Interface:
 
 
 def list_interfaces() -> tuple[Interface, ...]:
-    """The network interfaces of this machine, in the kernel's order, each with its first address.
+    """Return the network interfaces of this machine, in the kernel's order, each with its first address.
 
     Their names come from the kernel's own list: psutil also lists aliases such as `eth0:1`, which
     are a second address of an interface and not another interface.
@@ -42,17 +42,17 @@ def list_interfaces() -> tuple[Interface, ...]:
 
 
 def outward(interfaces: Sequence[Interface]) -> list[Interface]:
-    """The interfaces that can reach another machine."""
+    """Return the interfaces that can reach another machine."""
     return [i for i in interfaces if i.address and not i.name.startswith(_VIRTUAL)]
 
 
 def is_loopback(address: str) -> bool:
-    """Whether an IPv4 or IPv6 address (a zone such as `%eth0` may follow) is a loopback address."""
+    """Return whether an IPv4 or IPv6 address (a zone such as `%eth0` may follow) is a loopback address."""
     return ipaddress.ip_address(address.partition("%")[0]).is_loopback
 
 
 def resolve(name: str, seconds: float = 4.0) -> tuple[str, ...]:
-    """The addresses that a host name resolves to on this machine.
+    """Return the addresses that a host name resolves to on this machine.
 
     The lookup runs in its own thread: an unresponsive name server would otherwise block the ranks
     until their collectives time out.
@@ -80,12 +80,12 @@ def resolve(name: str, seconds: float = 4.0) -> tuple[str, ...]:
 
 
 def own_address(host: str) -> str | None:
-    """The address gloo binds to: the first one of `host` (this machine's name) that is local."""
+    """Return the address gloo binds to: the first one of `host` (this machine's name) that is local."""
     return next((address for address in resolve(host) if _is_local(address)), None)
 
 
 def _is_local(address: str) -> bool:
-    """Whether an address belongs to this machine: only those can be bound to."""
+    """Return whether an address belongs to this machine: only those can be bound to."""
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
     try:
         with socket.socket(family, socket.SOCK_STREAM) as probe:
@@ -112,7 +112,7 @@ def address_towards(host: str) -> str | None:
 
 
 def network_id() -> str:
-    """What two processes share that reach each other by loopback: not two containers, for example."""
+    """Return what two processes share that reach each other by loopback: not two containers, for example."""
     kernel, namespace = Path("/proc/sys/kernel/random/boot_id"), Path("/proc/self/ns/net")
     try:
         return f"{kernel.read_text().strip()} {namespace.readlink()}"
@@ -121,7 +121,7 @@ def network_id() -> str:
 
 
 def meeting_address(name: str, one_machine: bool = False) -> str | None:
-    """Where a process of this machine listens that others know by `name`, and nowhere else.
+    """Return where a process of this machine listens that others know by `name`, and nowhere else.
 
     The processes of this machine join it there, too. None: `name` is another machine.
 

@@ -1,4 +1,4 @@
-"""How a process of ours starts another one. No torch here."""
+"""The command line by which a process of ours starts another one. No torch here."""
 
 from __future__ import annotations
 

@@ -101,12 +101,12 @@ class LaunchFacts:
 
     @property
     def local_world_is_guessed(self) -> bool:
-        """Whether no variable gives the number of ranks on this machine."""
+        """Return whether no variable gives the number of ranks on this machine."""
         return self.reasons["local_world"] == _GUESSED
 
     @property
     def external(self) -> bool:
-        """Whether something outside started this process as a rank."""
+        """Return whether something outside started this process as a rank."""
         return self.launcher != "none"
 
 
@@ -125,7 +125,7 @@ def detect_launch(environ: Mapping[str, str]) -> LaunchFacts:
 
 
 def requested_threads(environ: Mapping[str, str]) -> Fact[int] | None:
-    """The threads that OMP_NUM_THREADS requests for a process; None if nobody set it.
+    """Return the threads that OMP_NUM_THREADS requests for a process; None if nobody set it.
 
     torchrun sets it to 1 where nobody did: that is nobody's request.
     """
@@ -273,7 +273,7 @@ class _Reader:
         return port
 
     def _nodelist(self) -> str | None:
-        """The hosts that Slurm started the ranks on, the one of rank 0 first."""
+        """Return the hosts that Slurm started the ranks on, the one of rank 0 first."""
         names: tuple[str, ...] = ()
         if self.launcher.name in ("slurm", "mpich") and "SLURM_STEP_ID" in self.environ:
             names = ("SLURM_STEP_NODELIST", "SLURM_NODELIST", "SLURM_JOB_NODELIST")
@@ -290,7 +290,7 @@ class _Reader:
         return Fact(number, f"SLURM_CPUS_PER_TASK={number}")
 
     def _job(self) -> str | None:
-        """What all ranks of one launch share, and no two launches do."""
+        """Return what all ranks of one launch share, and no two launches do."""
         names = [LAUNCH_ID, "PMIX_NAMESPACE", "OMPI_MCA_ess_base_jobid"]
         by_step = self.launcher.name != "openmpi" and LAUNCH_ID not in self.environ
         if by_step and "SLURM_STEP_ID" in self.environ:

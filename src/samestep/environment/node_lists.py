@@ -12,7 +12,7 @@ _MOST_HOSTS = 100_000
 
 
 def expand_hosts(nodelist: str) -> list[str]:
-    """The hosts of a node list such as `n[01-04,07]-ib,m2`, in its order."""
+    """Return the hosts of a node list such as `n[01-04,07]-ib,m2`, in its order."""
     parts = re.findall(r"(?:[^\[\],]|\[[^\]]*\])+", nodelist)
     hosts = [host for part in parts for host in _expand(part.strip())]
     if not hosts or not all(hosts):
@@ -36,7 +36,7 @@ def _expand(part: str) -> list[str]:
 
 
 def expand_counts(text: str) -> list[int]:
-    """The counts of `2(x3),1`: one for each node."""
+    """Return the counts of `2(x3),1`: one for each node."""
     counts: list[int] = []
     for count, times in re.findall(r"([0-9]+)(?:\(x([0-9]+)\))?", text):
         number, again = whole_number(count), whole_number(times or "1")

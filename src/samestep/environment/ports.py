@@ -12,7 +12,7 @@ _FIRST_PORT, _PORTS, _TRIES = 20000, 12000, 8
 
 
 def rendezvous_ports(job: str) -> tuple[int, ...]:
-    """The ports at which a job's ranks may meet: the same in every process that knows its name."""
+    """Return the ports at which a job's ranks may meet: the same in every process that knows its name."""
     start = zlib.crc32(job.encode())
     return tuple(_FIRST_PORT + (start + 997 * again) % _PORTS for again in range(_TRIES))
 

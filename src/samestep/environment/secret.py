@@ -27,7 +27,7 @@ SHELL_SECRET = f"{SECRET}=$(od -vAn -N32 -tx1 /dev/urandom | tr -d ' \\n')\nexpo
 
 
 def new_secret() -> str:
-    """A secret that nobody can guess."""
+    """Return a secret that nobody can guess."""
     return secrets.token_hex(32)
 
 
@@ -47,22 +47,22 @@ class Signer:
         self._key = hmac.digest(secret.encode(), purpose.encode(), _DIGEST)
 
     def sign(self, message: bytes) -> bytes:
-        """The message behind its signature."""
+        """Return the message behind its signature."""
         return self._digest(message) + message
 
     def verified(self, signed: bytes) -> bytes:
-        """The message of `sign`; raises `NotAuthentic` for anything else."""
+        """Return the message of `sign`; raises `NotAuthentic` for anything else."""
         signature, message = signed[:_DIGEST_SIZE], signed[_DIGEST_SIZE:]
         if not hmac.compare_digest(signature, self._digest(message)):
             raise NotAuthentic(f"a message is not signed with this launch's secret ({SECRET})")
         return message
 
     def sign_text(self, place: str, text: str) -> str:
-        """The text behind its signature, which holds at this place of a store only."""
+        """Return the text behind its signature, which holds at this place of a store only."""
         return self._digest(f"{place}\n{text}".encode()).hex() + text
 
     def verified_text(self, place: str, signed: str) -> str:
-        """The text of `sign_text`; raises `NotAuthentic` for anything else."""
+        """Return the text of `sign_text`; raises `NotAuthentic` for anything else."""
         size = 2 * _DIGEST_SIZE
         signature, text = signed[:size], signed[size:]
         expected = self._digest(f"{place}\n{text}".encode(errors="surrogateescape")).hex()
@@ -75,12 +75,12 @@ class Signer:
 
 
 def signed(signer: Signer | None, message: bytes) -> bytes:
-    """The message behind its signature, or behind none where there is no secret."""
+    """Return the message behind its signature, or behind none where there is no secret."""
     return bytes(_DIGEST_SIZE) + message if signer is None else signer.sign(message)
 
 
 def message_of(signer: Signer | None, received: bytes) -> bytes:
-    """The message of `signed`, checked as far as there is a secret; raises `NotAuthentic`."""
+    """Return the message of `signed`, checked as far as there is a secret; raises `NotAuthentic`."""
     if signer is not None:
         return signer.verified(received)
     if any(received[:_DIGEST_SIZE]):
@@ -92,12 +92,12 @@ def message_of(signer: Signer | None, received: bytes) -> bytes:
 
 
 def claimed(received: bytes) -> bytes:
-    """A message that may be anybody's: to name who sent it, and for nothing else."""
+    """Return a message that may be anybody's: to name who sent it, and for nothing else."""
     return received[_DIGEST_SIZE:]
 
 
 def signer_of(environ: Mapping[str, str], purpose: str) -> Signer | None:
-    """What signs the messages of one purpose; None where no launcher and no user set a secret."""
+    """Return what signs the messages of one purpose; None where no launcher and no user set a secret."""
     secret = environ.get(SECRET, "")
     if not secret:
         return None

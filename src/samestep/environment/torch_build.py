@@ -1,4 +1,4 @@
-"""Which torch is installed, from its files: importing it takes seconds. No torch here."""
+"""The installed torch, read from its files: importing it takes seconds. No torch here."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from samestep.parsing.python_text import parse_python
 
 @dataclass(frozen=True)
 class TorchBuild:
-    """What torch's own version file says."""
+    """The contents of torch's own version file."""
 
     version: str
     cuda: str | None
@@ -24,12 +24,12 @@ class TorchBuild:
 
     @property
     def backends(self) -> tuple[str, ...]:
-        """Of nccl and gloo, what such a build has."""
+        """Return those of nccl and gloo that such a build has."""
         return ("nccl", "gloo") if self.cuda or self.hip else ("gloo",)
 
 
 def installed_torch() -> TorchBuild | None:
-    """The torch that would be imported; None if there is none, or its file says something else."""
+    """Return the torch that would be imported; None if there is none, or its file says something else."""
     spec = find_spec("torch")
     for folder in [] if spec is None else spec.submodule_search_locations or []:
         try:
@@ -44,7 +44,7 @@ def installed_torch() -> TorchBuild | None:
 
 
 def _constants(tree: ast.Module) -> dict[str, Any]:
-    """The names that a module sets to constants."""
+    """Return the names that a module sets to constants."""
     found: dict[str, Any] = {}
     for node in tree.body:
         if isinstance(node, ast.Assign):

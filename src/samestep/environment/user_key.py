@@ -10,14 +10,14 @@ _BYTES = 32
 
 
 def key_path() -> Path:
-    """Where the key is: in the user's state directory, as XDG calls it."""
+    """Return where the key is: in the user's state directory, as XDG calls it."""
     state = Path(os.environ.get("XDG_STATE_HOME", ""))
     folder = state if state.is_absolute() else Path.home() / ".local" / "state"
     return folder / "samestep" / "key"
 
 
 def read_key() -> bytes | None:
-    """The key; None if there is none that can be used."""
+    """Return the key; None if there is none that can be used."""
     try:
         found = key_path().read_bytes()
     except (OSError, RuntimeError):  # without a home directory, Path.home() is a RuntimeError
@@ -26,7 +26,7 @@ def read_key() -> bytes | None:
 
 
 def make_key() -> bytes | None:
-    """The key, made when it is first needed; None where it cannot be kept."""
+    """Return the key, made when it is first needed; None where it cannot be kept."""
     found = read_key()
     if found is not None:
         return found

@@ -14,7 +14,7 @@ from samestep.parsing.numbers import whole_number
 
 
 def process_environment() -> dict[str, str]:
-    """A copy of this process's environment variables."""
+    """Return a copy of this process's environment variables."""
     return dict(os.environ)
 
 
@@ -66,7 +66,7 @@ def script_overrides(environ: Mapping[str, str]) -> list[str]:
 
 
 def thread_variables(threads: int) -> dict[str, str]:
-    """What sets the number of threads for every library of a new process.
+    """Return what sets the number of threads for every library of a new process.
 
     `torch.set_num_threads` does not reach all of them: on ARM, the one behind `linear` reads
     the variable once, when torch is imported.
@@ -79,12 +79,12 @@ _REPORT_PIPE, _ERROR_FILE = "SAMESTEP_REPORT_PIPE", "TORCHELASTIC_ERROR_FILE"
 
 
 def report_variables(pipe: int) -> dict[str, str]:
-    """What tells a rank where to report how it ended: a pipe that it inherits."""
+    """Return what tells a rank where to report how it ended: a pipe that it inherits."""
     return {_REPORT_PIPE: f"{pipe}:{os.fstat(pipe).st_ino}", _LAUNCHER: str(os.getpid())}
 
 
 def report_pipe(environ: Mapping[str, str]) -> int | None:
-    """The pipe to this rank's launcher; None if another one started it.
+    """Return the pipe to this rank's launcher; None if another one started it.
 
     What a rank starts inherits the variable but not the pipe: there its number is another file's.
     """
@@ -99,7 +99,7 @@ def report_pipe(environ: Mapping[str, str]) -> int | None:
 
 
 def launcher_process(environ: Mapping[str, str]) -> int | None:
-    """The process that started this one as a rank; None if it was not our launcher."""
+    """Return the process that started this one as a rank; None if it was not our launcher."""
     if report_pipe(environ) is None:
         return None
     return whole_number(environ.get(_LAUNCHER, ""))
@@ -109,12 +109,12 @@ _WAKE = "SAMESTEP_WAKE"
 
 
 def wake_variables(path: Path) -> dict[str, str]:
-    """What tells a run of a sweep at which socket the sweep's process waits."""
+    """Return what tells a run of a sweep at which socket the sweep's process waits."""
     return {_WAKE: str(path)}
 
 
 def wake_path(environ: Mapping[str, str]) -> str | None:
-    """The socket at which a sweep's process waits for this run's questions; None if none does."""
+    """Return the socket at which a sweep's process waits for this run's questions; None if none does."""
     return environ.get(_WAKE)
 
 
@@ -122,27 +122,27 @@ _ENDS_WITH = "SAMESTEP_ENDS_WITH"
 
 
 def ending_variables() -> dict[str, str]:
-    """What tells a command to end with this process, which starts it."""
+    """Return what tells a command to end with this process, which starts it."""
     return {_ENDS_WITH: str(os.getpid())}
 
 
 def take_ending_process() -> int | None:
-    """The process that this command is to end with, if one said so; not for what the command starts."""
+    """Return the process that this command is to end with, if one said so; not for what the command starts."""
     return whole_number(os.environ.pop(_ENDS_WITH, ""))
 
 
 def error_file(environ: Mapping[str, str]) -> str:
-    """Where torchrun's agent looks up how this process failed; empty if none started it."""
+    """Return where torchrun's agent looks up how this process failed; empty if none started it."""
     return environ.get(_ERROR_FILE, "")
 
 
 def has_agent(environ: Mapping[str, str]) -> bool:
-    """Whether an agent, ours or torchrun's, started this process and learns how it failed."""
+    """Return whether an agent, ours or torchrun's, started this process and learns how it failed."""
     return _REPORT_PIPE in environ or _ERROR_FILE in environ
 
 
 def agent_serves_store(environ: Mapping[str, str]) -> bool:
-    """Whether the ranks meet at a store that their launcher's agent serves, not rank 0."""
+    """Return whether the ranks meet at a store that their launcher's agent serves, not rank 0."""
     return environ.get("TORCHELASTIC_USE_AGENT_STORE", "False") == "True"
 
 
@@ -150,12 +150,12 @@ LAUNCH_ID = "SAMESTEP_LAUNCH_ID"
 
 
 def launch_variables(name: str) -> dict[str, str]:
-    """What identifies the launch that ranks belong to, also when they are restarted."""
+    """Return what identifies the launch that ranks belong to, also when they are restarted."""
     return {LAUNCH_ID: name}
 
 
 def launch_names(environ: Mapping[str, str]) -> list[str]:
-    """What stays the same when a launch, or a Slurm job, is restarted."""
+    """Return what stays the same when a launch, or a Slurm job, is restarted."""
     names = [environ[LAUNCH_ID]] if LAUNCH_ID in environ else []
     if "SLURM_JOB_ID" in environ:
         job = environ.get("SLURM_ARRAY_JOB_ID", environ["SLURM_JOB_ID"])
@@ -164,7 +164,7 @@ def launch_names(environ: Mapping[str, str]) -> list[str]:
 
 
 def is_same_launch(environ: Mapping[str, str], before: Sequence[str]) -> bool:
-    """Whether this is the launch of those names, restarted.
+    """Return whether this is the launch of those names, restarted.
 
     One job may hold several launches: it is the same one only if the job was requeued, or if no
     launcher of ours set another name.

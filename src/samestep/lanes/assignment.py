@@ -1,4 +1,4 @@
-"""Which rank drives which lanes: no torch."""
+"""The assignment of lanes to ranks. No torch here."""
 
 from __future__ import annotations
 
@@ -38,5 +38,5 @@ class LaneAssignment:
         return self.units[self.rank]
 
     def lanes_of(self, unit: int) -> range:
-        """The plan's lanes that a unit covers."""
+        """Return the plan's lanes that a unit covers."""
         return self.by_rank[unit] if self.fused else range(unit, unit + 1)

@@ -21,7 +21,7 @@ MOST_LANES = 1_000_000
 
 @dataclass(frozen=True)
 class BatchPlan:
-    """How one global batch is cut: `lane_count` equal lanes of `lane_batch` samples."""
+    """The cut of one global batch: `lane_count` equal lanes of `lane_batch` samples."""
 
     global_batch: int
     lane_count: int
@@ -58,7 +58,7 @@ def _near_divisors(number: int, near: int) -> str:
 
 @dataclass(frozen=True)
 class EpochPlan:
-    """Which positions of an epoch's order each lane of each step gets.
+    """The positions of an epoch's order that each lane of each step gets.
 
     The tail of an epoch fills lanes from the first on, so that all but one lane keep the
     full lane batch; the rest of that step's lanes are empty. `drop_last` leaves it out.
@@ -89,12 +89,12 @@ class EpochPlan:
         return range(min(start, self.samples), min(stop, self.samples))
 
     def locate(self, step: int) -> tuple[int, int]:
-        """The (epoch, step within the epoch) of a step counted from the run's start."""
+        """Return the (epoch, step within the epoch) of a step counted from the run's start."""
         return divmod(step, self.steps)
 
 
 def deal_lanes(lane_count: int, world: int, weights: Sequence[float] | None = None) -> list[range]:
-    """The contiguous lanes of each rank; every rank drives at least one.
+    """Return the contiguous lanes of each rank; every rank drives at least one.
 
     Without weights the lanes are dealt as evenly as they go. With weights (one per rank)
     they follow them by largest remainder: `[3, 1]` over 8 lanes gives 6 and 2.

@@ -36,7 +36,7 @@ METRICS = "metrics"
 
 @lru_cache(maxsize=1 << 16)
 def derive(seed: int, *key: str | int) -> int:
-    """The 64-bit root of a stream: stable over processes, machines and versions."""
+    """Return the 64-bit root of a stream: stable over processes, machines and versions."""
     text = "/".join(map(str, (seed, *key)))
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little")
 
@@ -46,12 +46,12 @@ _STRIDE, _SECOND_STRIDE = 0x9E3779B97F4A7C15, 0xC2B2AE3D27D4EB4F
 
 
 def seed_at(root: int, first: int = 0, second: int = 0) -> int:
-    """The seed at one position of a stream, such as a step. Cheaper than deriving another root."""
+    """Return the seed at one position of a stream, such as a step. Cheaper than deriving another root."""
     return (root + first * _STRIDE + second * _SECOND_STRIDE) & 0xFFFFFFFFFFFFFFFF
 
 
 def order_rng(seed: int, epoch: int) -> np.random.RandomState:
-    """The generator of an epoch's order. RandomState's streams are frozen by NumPy's policy."""
+    """Return the generator of an epoch's order. RandomState's streams are frozen by NumPy's policy."""
     root = derive(seed, ORDER, epoch)
     return np.random.RandomState([root & 0xFFFFFFFF, root >> 32])
 

@@ -46,7 +46,7 @@ class LaneTree(Generic[T]):
         self._nodes.clear()
 
     def close(self) -> T:
-        """The whole sum: open blocks at the right end are added from the right."""
+        """Return the whole sum: open blocks at the right end are added from the right."""
         value = self._nodes[-1][2]
         for _, _, left in reversed(self._nodes[:-1]):
             value = self._add(left, value)
@@ -54,7 +54,7 @@ class LaneTree(Generic[T]):
 
 
 def aligned_blocks(lanes: range) -> list[tuple[int, int]]:
-    """The (start, size) blocks of the tree that a rank's lanes add up to."""
+    """Return the (start, size) blocks of the tree that a rank's lanes add up to."""
     tree: LaneTree[tuple[int, int]] = LaneTree(lambda left, right: (left[0], left[1] + right[1]))
     for lane in lanes:
         tree.push(lane, 1, (lane, 1))
@@ -62,7 +62,7 @@ def aligned_blocks(lanes: range) -> list[tuple[int, int]]:
 
 
 def merge_order(blocks: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
-    """The additions `slot[a] += slot[b]` that sum the blocks of all ranks; slot 0 is the root."""
+    """Return the additions `slot[a] += slot[b]` that sum the blocks of all ranks; slot 0 is the root."""
     additions: list[tuple[int, int]] = []
 
     def add(left: int, right: int) -> int:
@@ -78,7 +78,7 @@ def merge_order(blocks: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
 
 
 def sum_of_lanes(values: Sequence[float]) -> float:
-    """The sum of one number for each lane, in the tree's order."""
+    """Return the sum of one number for each lane, in the tree's order."""
     numbers = list(values)
     for left, right in _additions(len(numbers)):
         numbers[left] += numbers[right]

@@ -25,7 +25,7 @@ def supcon(
     contrast: Literal["all", "one"] = "all",
     rows_at_once: int | None = None,
 ) -> Tensor:
-    """The supervised contrastive loss: samples of one class attract each other, all others repel.
+    """Return the supervised contrastive loss: samples of one class attract each other, all others repel.
 
     Anchors without another sample or view of their class are left out; a batch in which all are has
     the loss 0.
@@ -131,7 +131,7 @@ def siglip(
 
 
 def _by_pieces(piece: Piece, anchors: int, at_once: int | None, *tensors: Tensor | float) -> tuple[Tensor, Tensor]:
-    """The sums of what `piece` returns for some anchors at a time."""
+    """Return the sums of what `piece` returns for some anchors at a time."""
     if at_once is not None:
         _check("rows_at_once", at_once)
     return sum_over_anchors(piece, anchors, at_once, *tensors)

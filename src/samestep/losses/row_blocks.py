@@ -33,7 +33,7 @@ class SharedRows(Protocol):
     """Those of this process."""
 
     def add(self, parts: Mapping[int, Tensor]) -> Tensor:
-        """The sum of the vectors of all blocks, in one fixed order; every process calls this.
+        """Return the sum of the vectors of all blocks, in one fixed order; every process calls this.
 
         Args:
             parts: By block, this process's.
@@ -56,7 +56,7 @@ def sharing(shared: SharedRows) -> Iterator[None]:
 def sum_over_anchors(
     piece: Piece, anchors: int, at_once: int | None, *tensors: Tensor | float
 ) -> tuple[Tensor, Tensor]:
-    """The sums of what `piece` returns for all anchors.
+    """Return the sums of what `piece` returns for all anchors.
 
     Args:
         piece: Called with a slice of the anchors and the tensors.
@@ -106,7 +106,7 @@ _anchor_sum: Callable[..., tuple[Tensor, Tensor]] = _AnchorSum.apply
 
 
 def _block_sum(piece: Piece, rows: range, at_once: int, tensors: tuple[Tensor | float, ...], wanted: Any) -> Tensor:
-    """What some anchors contribute, how many of them count, and their gradients: one vector."""
+    """Return what some anchors contribute, how many of them count, and their gradients: one vector."""
     trained = _trained(tensors, wanted)
     leaves = [tensor.detach().requires_grad_() for tensor in trained]
     left = iter(leaves)

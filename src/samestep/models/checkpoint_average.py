@@ -99,7 +99,7 @@ def average_run(
 
 
 def _choose(run: Path, config: Config, count: int, by: By) -> list[FoundCheckpoint]:
-    """The checkpoints to average, by step; every byte of them is verified."""
+    """Return the checkpoints to average, by step; every byte of them is verified."""
     listed = list_checkpoints(run / "checkpoints", checksums=False)
     usable = [found for found in listed if not found.wrong]
     rule = config.best
@@ -157,7 +157,7 @@ class _RebuiltRun:
         return measure_batchnorm(self._setup, self._modules, task.forward_pass, data, task.order(data), task.collate)
 
     def evaluate(self) -> Values:
-        """The values of the model on the validation set, if there is one."""
+        """Return the values of the model on the validation set, if there is one."""
         if self._valid_data is None:
             return {}
         evaluation = TaskEvaluation(self._setup, self._task, self._train_data, self._valid_data, self._step)

@@ -1,4 +1,4 @@
-"""How long trained models take for a sample alone, and for a batch, on this machine.
+"""Times trained models for a sample alone, and for a batch, on this machine.
 
 All of them are held at once and measured in turns: whatever else the machine does meanwhile, it does to all.
 """
@@ -80,7 +80,7 @@ class _Model:
         self.batch = _first(setup, dataset, self._opened)
 
     def seconds(self, batch: LaneBatch) -> float:
-        """What one call takes."""
+        """Return what one call takes."""
         setup, trained = self._opened.setup, self._opened.trained
         device = setup.context.device
         _wait_for(device)

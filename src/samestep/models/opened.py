@@ -69,7 +69,7 @@ def open_trained(
 
 
 def dataset_of(task: Task, data: str) -> Any:
-    """The data that a command names: valid, train, or what the task's `predict_data` takes."""
+    """Return the data that a command names: valid, train, or what the task's `predict_data` takes."""
     if data == "train":
         return task.train_data()
     if data != "valid":

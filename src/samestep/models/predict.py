@@ -38,7 +38,7 @@ _PREDICTION = "prediction"
 
 @dataclass(frozen=True)
 class Request:
-    """What to predict, and where to write it.
+    """A request for predictions, and where to write them.
 
     Args:
         run: the run's directory.
@@ -71,7 +71,7 @@ class Request:
 
 @dataclass(frozen=True)
 class Predicted:
-    """What was written."""
+    """The predictions that were written."""
 
     output: str
     format: str
@@ -107,7 +107,7 @@ def predict_once(request: Request, context: RunContext) -> Predicted:
 
 
 def _choose_step(request: Request) -> int:
-    """The step whose weights are used; raises now if the output could not be written later."""
+    """Return the step whose weights are used; raises now if the output could not be written later."""
     if not request.force:
         refuse_existing(request.output)
     return select_checkpoint(request.run, request.which).step
@@ -153,7 +153,7 @@ class _Prediction:
 
 
 def columns_of(outputs: Any, batch: LaneBatch) -> dict[str, Column]:
-    """What a task returned for a batch, as columns in host memory.
+    """Return what a task returned for a batch, as columns in host memory.
 
     Args:
         outputs: a tensor, an array or a list with one entry per sample; or several, by name.
@@ -204,7 +204,7 @@ def _column(name: str, value: Any) -> Column:
 
 
 def _plain(name: str, value: Any) -> Any:
-    """A value of a list, in types that every file format knows."""
+    """Return a value of a list, in types that every file format knows."""
     # A longdouble has no plain form: its tolist() is itself.
     if isinstance(value, (Tensor, np.ndarray, np.generic)) and not isinstance(value, np.longdouble):
         return _plain(name, value.tolist())

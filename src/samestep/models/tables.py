@@ -237,7 +237,7 @@ FORMATS: dict[str, Callable[[Path], Table]] = {
 
 
 def format_of(path: Path, requested: str | None) -> str:
-    """The format of a file: the requested one, or else by its suffix."""
+    """Return the format of a file: the requested one, or else by its suffix."""
     given = path.suffix.removeprefix(".").lower() if requested is None else requested
     if given in FORMATS:
         return given

@@ -43,7 +43,7 @@ class Clipping:
 
     @property
     def remembers(self) -> bool:
-        """Whether it has a state that belongs to the run."""
+        """Return whether it has a state that belongs to the run."""
         return self._rules.adaptive is not None
 
     def apply(self, found: Tensor | None = None) -> Tensor | None:

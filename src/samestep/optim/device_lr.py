@@ -11,7 +11,7 @@ from torch.optim import Optimizer
 
 
 def takes_rate_from_device(optimizer: Optimizer) -> bool:
-    """Whether the optimizer reads its rates on the device: fused and capturable ones do."""
+    """Return whether the optimizer reads its rates on the device: fused and capturable ones do."""
     return all(bool(group.get("fused")) or bool(group.get("capturable")) for group in optimizer.param_groups)
 
 

@@ -1,4 +1,4 @@
-"""Which kernels torch may choose: kept for the whole process, set for a run and put back after it."""
+"""The choice of torch's kernels: for the whole process, set for a run and put back after it."""
 
 from __future__ import annotations
 

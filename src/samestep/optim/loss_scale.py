@@ -65,7 +65,7 @@ class CheckedScaling(Scaling):
 
     @property
     def _inverse(self) -> Tensor:
-        """What takes `start` out again."""
+        """Return what takes `start` out again."""
         return self._one_in_double
 
 

@@ -1,4 +1,4 @@
-"""How learning rates follow the global batch: against the batch that they were chosen for."""
+"""Scales learning rates with the global batch, against the batch that they were chosen for."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from samestep.config import Config
 
 
 def lr_factor(config: Config, global_batch: int) -> float:
-    """What `lr_scaling` multiplies every learning rate by."""
+    """Return what `lr_scaling` multiplies every learning rate by."""
     if config.lr_scaling == "none" or config.base_batch is None:
         return 1.0
     times = global_batch / config.base_batch

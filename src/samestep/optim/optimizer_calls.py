@@ -1,4 +1,4 @@
-"""Who steps the optimizers of a run: its update, and nobody else while the run is open.
+"""Guards the optimizers of a run: its update steps them, and nobody else while the run is open.
 
 A loop that still calls `optimizer.step()` by itself would train each rank on its own, with gradients
 that no other rank has seen, and nothing would show it.
@@ -99,7 +99,7 @@ class OptimizerCalls:
             optimizer.__dict__.pop("add_param_group", None)
 
     def is_own(self, hook: Any) -> bool:
-        """Whether a hook of an optimizer is this one's, which draws no random numbers."""
+        """Return whether a hook of an optimizer is this one's, which draws no random numbers."""
         return getattr(hook, "__self__", None) is self
 
     def _check(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:

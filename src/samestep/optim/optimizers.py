@@ -26,7 +26,7 @@ _NORM = re.compile(r"Norm(?![a-z])")
 
 
 def build_optimizers(section: OptimizerConfig, modules: Sequence[nn.Module], device: torch.device) -> list[Optimizer]:
-    """The optimizers that a config names, over the parameters of a model and of extra modules.
+    """Return the optimizers that a config names, over the parameters of a model and of extra modules.
 
     Names of parameters are the model's own; those of the first extra module begin with
     `extra.0.`, of the second with `extra.1.`. The modules are moved to the device.
@@ -69,7 +69,7 @@ def _refuse(mistakes: Sequence[Mistake]) -> None:
 
 @dataclass(frozen=True)
 class _Rule:
-    """How the parameters of one entry of the section are treated."""
+    """The treatment of the parameters of one entry of the section."""
 
     path: str
     kind: type[Optimizer]
@@ -84,7 +84,7 @@ class _Rule:
 
 
 def _rules(section: OptimizerConfig) -> tuple[list[_Rule], list[Mistake]]:
-    """The section's own rule, then its groups'; or what is wrong with them."""
+    """Return the section's own rule, then its groups'; or what is wrong with them."""
     classes = classes_of(torch.optim, Optimizer)
     known = {key: Named(k.__name__, arguments_of(k, ())) for key, k in classes.items()}
     mistakes = optimizer_mistakes(section, known)
@@ -105,12 +105,12 @@ def _entries(section: OptimizerConfig) -> Iterator[tuple[str, OptimizerConfig | 
 
 
 def _parts_of(path: str) -> tuple[str, ...]:
-    """What is an entry's own, and not its groups'."""
+    """Return what is an entry's own, and not its groups'."""
     return tuple(f"{path}.{key}" for key in ("name", "args", "weight_decay"))
 
 
 def section_mistakes(section: OptimizerConfig) -> list[Mistake]:
-    """What is wrong in the section, whatever the model: names, arguments and their values."""
+    """Return what is wrong in the section, whatever the model: names, arguments and their values."""
     return _rules(section)[1]
 
 
@@ -121,7 +121,7 @@ def _rule(
     section: OptimizerConfig,
     inherited: Mapping[str, Any],
 ) -> _Rule:
-    """A rule; a group has the section's rate and decay."""
+    """Return a rule; a group has the section's rate and decay."""
     takes = arguments_of(kind, ())
     decay: float | None = None
     if "weight_decay" in takes:
@@ -242,7 +242,7 @@ def _by_decay(rule: _Rule, named: Sequence[_Named], no_decay: Sequence[str]) -> 
 
 
 def _form(rule: _Rule, implementation: str, part: _Part, device: torch.device) -> dict[str, bool] | Mistake:
-    """The arguments that choose the form, or why there is no such form."""
+    """Return the arguments that choose the form, or why there is no such form."""
     takes, name = rule.takes, rule.kind.__name__
     off = {flag: False for flag in ("fused", "foreach") if flag in takes}
     if implementation == "plain":
@@ -264,7 +264,7 @@ def _form(rule: _Rule, implementation: str, part: _Part, device: torch.device) -
 
 
 def _fused_problem(rule: _Rule, part: _Part, device: torch.device) -> str | None:
-    """Why a fused form cannot be used, found by trying it: which devices have it differs."""
+    """Return why a fused form cannot be used, found by trying it: which devices have it differs."""
     if "fused" not in rule.takes:
         return f"{rule.kind.__name__} has no fused form"
     for dtype in sorted({entry.param.dtype for _, _, named in part for entry in named}, key=str):

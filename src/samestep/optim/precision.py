@@ -23,7 +23,7 @@ class Precision:
 
     @property
     def dtype(self) -> torch.dtype:
-        """What matrix products are computed in."""
+        """Return what matrix products are computed in."""
         return _AUTOCAST.get(self.kind, torch.float32)
 
     def forward(self) -> AbstractContextManager[object]:
@@ -38,7 +38,7 @@ class Precision:
 
 
 def choose_precision(setting: str, device: torch.device) -> Precision:
-    """The configured precision, or with `auto` what suits the device; and why."""
+    """Return the configured precision, or with `auto` what suits the device; and why."""
     if setting != "auto":
         return Precision(setting, f"precision: {setting}", device)
     kind, reason = best_precision(device)

@@ -11,7 +11,7 @@ T = TypeVar("T")
 
 
 def classes_of(module: ModuleType, base: type[T]) -> dict[str, type[T]]:
-    """The classes of a module that extend `base`, by their names in small letters."""
+    """Return the classes of a module that extend `base`, by their names in small letters."""
     return {
         name.lower(): value
         for name, value in sorted(vars(module).items(), key=lambda item: item[0].lower())
@@ -21,7 +21,7 @@ def classes_of(module: ModuleType, base: type[T]) -> dict[str, type[T]]:
 
 
 def with_tuples(value: Any) -> Any:
-    """The value with tuples for lists: a config file knows only lists."""
+    """Return the value with tuples for lists: a config file knows only lists."""
     if isinstance(value, list):
         return tuple(with_tuples(entry) for entry in value)
     if isinstance(value, Mapping):
@@ -30,6 +30,6 @@ def with_tuples(value: Any) -> Any:
 
 
 def closest(word: str, choices: Sequence[str], shown: int = 4) -> str:
-    """The choices most like a word, as text."""
+    """Return the choices most like a word, as text."""
     near = difflib.get_close_matches(word, choices, n=shown, cutoff=0.3) or list(choices[:shown])
     return ", ".join(near)

@@ -1,4 +1,4 @@
-"""Who moves a learning-rate scheduler on: the run or the loop, never both.
+"""Decides who moves a learning-rate scheduler on: the run or the loop, never both.
 
 A scheduler that both move on runs twice as fast, and nothing shows it but the curve. Its class is
 replaced by one of the same name, since an attribute on the object would be in its `state_dict`.

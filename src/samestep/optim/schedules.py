@@ -124,7 +124,7 @@ def build_schedules(
     steps_per_epoch: int | None,
     mode: Literal["min", "max"] = "min",
 ) -> list[Schedule]:
-    """The schedules that a config names, for optimizers with their full rates.
+    """Return the schedules that a config names, for optimizers with their full rates.
 
     `steps` is the length of the run, None if it is not known; `mode` is for plateau: whether
     lower or higher is better.
@@ -186,7 +186,7 @@ def _warmup_steps(section: ScheduleConfig, steps: int | None) -> int:
 
 
 def _length(every: Every, steps: int | None, per_epoch: int | None, warmup: int) -> int | None:
-    """How often a schedule moves on in the run; with steps, it begins after the warm-up."""
+    """Return how often a schedule moves on in the run; with steps, it begins after the warm-up."""
     if steps is None:
         return None
     if every == "step":

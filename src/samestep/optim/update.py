@@ -30,7 +30,7 @@ from samestep.reduce.stats import LocalStats
 
 @dataclass(slots=True)
 class Updated:
-    """What an update measured; on the device until it is read."""
+    """The measurements of an update; on the device until they are read."""
 
     rates: tuple[float, ...]
     norms: Tensor | None = None
@@ -98,7 +98,7 @@ class Update:
 
     @property
     def waits(self) -> bool:
-        """Whether the host must learn in each step whether it counts."""
+        """Return whether the host must learn in each step whether it counts."""
         return self._scaling.found is not None and not self._decided_on_device
 
     def begin(self, step: int, chosen: Sequence[Optimizer] = ()) -> tuple[float, ...]:
@@ -139,7 +139,7 @@ class Update:
             self.sync_update()
 
     def apply(self, step: int, stats: LocalStats, chosen: Sequence[Optimizer] = ()) -> Updated:
-        """The whole update of a step."""
+        """Return the whole update of a step."""
         rates = self.begin(step, chosen)
         updated = self.change(stats, rates, chosen)
         self.end(step, stats, updated, chosen)
@@ -199,7 +199,7 @@ class Update:
 
 
 def _reads_decision(optimizer: Optimizer) -> bool:
-    """Whether its step can be made to change nothing by a number on the device."""
+    """Return whether its step can be made to change nothing by a number on the device."""
     return bool(getattr(optimizer, "_step_supports_amp_scaling", False))
 
 

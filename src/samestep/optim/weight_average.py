@@ -92,13 +92,13 @@ class WeightAverage(ABC):
                     tensor.copy_(copy)
 
     def weights(self) -> dict[str, Tensor]:
-        """A copy of the model's state with the averaged weights; the same on every rank."""
+        """Return a copy of the model's state with the averaged weights; the same on every rank."""
         with self.swapped():
             state = stored_once(self._model.state_dict())
             return {name: tensor.clone() for name, tensor in state.items()}
 
     def state_dict(self) -> dict[str, Any]:
-        """The model's state with the averaged weights, and how many were averaged.
+        """Return the model's state with the averaged weights, and how many were averaged.
 
         Nothing is copied: a checkpoint's snapshot does that.
         """
@@ -185,7 +185,7 @@ class Ema(WeightAverage):
 
     @property
     def decay(self) -> float:
-        """How much of the average stays in its next update."""
+        """Return how much of the average stays in its next update."""
         if not self._warmup:
             return self._stays
         number = self.updates + 1  # from 1, as torch-ema counts

@@ -19,13 +19,13 @@ LONGEST_LINE = 1_000_000
 
 
 def read_text(path: Path, most: int = LARGEST_FILE) -> str:
-    """The text of a UTF-8 file of at most so many bytes; raises a `TextError` with the reason."""
+    """Return the text of a UTF-8 file of at most so many bytes; raises a `TextError` with the reason."""
     with _reading():
         return read_bytes(path, most).decode("utf-8")
 
 
 def read_bytes(path: Path, most: int = LARGEST_FILE) -> bytes:
-    """The content of a file of at most so many bytes; raises a `TextError` with the reason."""
+    """Return the content of a file of at most so many bytes; raises a `TextError` with the reason."""
     with _reading(), open_regular(path) as file:
         content = file.read(most + 1)
         if len(content) > most:
@@ -46,24 +46,24 @@ def open_regular(path: Path) -> io.BufferedReader:
 
 
 def read_lines(path: Path) -> Iterator[str]:
-    """The lines of a UTF-8 file one by one; bytes that are no text become the character U+FFFD."""
+    """Yield the lines of a UTF-8 file one by one; bytes that are no text become the character U+FFFD."""
     with _reading(), io.TextIOWrapper(open_regular(path), encoding="utf-8", errors="replace") as file:
         while line := file.readline(LONGEST_LINE):
             yield line
 
 
 def is_file(path: Path) -> bool:
-    """Whether there is such a file; no, if there cannot be one of such a name."""
+    """Return whether there is such a file; no, if there cannot be one of such a name."""
     return os.path.isfile(path)  # noqa: PTH113 - the method raises for a name that is too long
 
 
 def is_folder(path: Path) -> bool:
-    """Whether there is such a directory; no, if there cannot be one of such a name."""
+    """Return whether there is such a directory; no, if there cannot be one of such a name."""
     return os.path.isdir(path)  # noqa: PTH112 - the method raises for a name that is too long
 
 
 def unusable_path(path: Path) -> str:
-    """Why nothing can be of this name; empty if something can."""
+    """Return why nothing can be of this name; empty if something can."""
     try:
         check_text(str(path).encode("utf-8", "surrogateescape").decode("utf-8", "replace"))
         path.lstat()

@@ -13,7 +13,7 @@ from samestep.parsing.limits import DEEPEST_JSON, check_values, short
 
 
 def parse_json(text: str) -> Any:
-    """The value of a JSON text; raises a `TextError` if it has none."""
+    """Return the value of a JSON text; raises a `TextError` if it has none."""
     try:
         value = json.loads(text)
     except RecursionError:
@@ -25,12 +25,12 @@ def parse_json(text: str) -> Any:
 
 
 def read_json(path: Path) -> Any:
-    """The value of a JSON file; raises a `TextError` if it cannot be read or has none."""
+    """Return the value of a JSON file; raises a `TextError` if it cannot be read or has none."""
     return parse_json(read_text(path))
 
 
 def read_json_lines(path: Path) -> Iterator[dict[str, Any] | None]:
-    """The object of each line of a file; None for a line that holds none.
+    """Yield the object of each line of a file; None for a line that holds none.
 
     A run that was killed leaves half a line at its end. Raises a `TextError` if the file cannot be
     read.

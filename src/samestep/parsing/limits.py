@@ -1,4 +1,4 @@
-"""What values from elsewhere may be at most: far beyond what anybody writes, and quickly handled."""
+"""Limits of values from elsewhere: far beyond what anybody writes, and quickly handled."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def check_values(value: Any, deepest: int = DEEPEST) -> None:
 
 
 def _leaves(value: Any, deepest: int) -> Iterator[Any]:
-    """All that is inside nested mappings and lists; a container counts as well, as None."""
+    """Yield all that is inside nested mappings and lists; a container counts as well, as None."""
     waiting = [(value, 0)]
     while waiting:
         current, depth = waiting.pop()
@@ -72,5 +72,5 @@ def visible(text: str) -> str:
 
 
 def short(text: str, most: int = SHOWN) -> str:
-    """The text, or its beginning: a message is for reading."""
+    """Return the text, or its beginning: a message is for reading."""
     return text if len(text) <= most else f"{text[:most]}... ({len(text):,} characters)"

@@ -25,7 +25,7 @@ class Cell:
 
 
 def notebook_cells(path: Path) -> list[Cell]:
-    """The cells with Python code; raises a `TextError` if the file is no notebook.
+    """Return the cells with Python code; raises a `TextError` if the file is no notebook.
 
     Lines of IPython's own become `pass`, so that lines keep their numbers.
     """

@@ -101,7 +101,7 @@ PlainLoader.add_implicit_resolver(
 
 
 def parse_yaml(text: str, visit: Callable[[yaml.Node | None], None] = lambda root: None) -> Any:
-    """The value of a YAML text; raises a `TextError` if it has none. No code in it is run.
+    """Return the value of a YAML text; raises a `TextError` if it has none. No code in it is run.
 
     Its size and depth are limited; `check_values` tells which values cannot be used.
 
@@ -119,7 +119,7 @@ def parse_yaml(text: str, visit: Callable[[yaml.Node | None], None] = lambda roo
 
 
 def first_anchor(text: str) -> int | None:
-    """The line of the first anchor or alias in a YAML text; None if there is none."""
+    """Return the line of the first anchor or alias in a YAML text; None if there is none."""
     with _typed_errors():
         for token in yaml.scan(text, Loader=PlainLoader):
             if isinstance(token, (yaml.AnchorToken, yaml.AliasToken)):

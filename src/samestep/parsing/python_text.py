@@ -13,12 +13,12 @@ from samestep.parsing.limits import short
 
 
 def parse_python(path: Path) -> ast.Module:
-    """The syntax tree of a file; raises a `TextError` with the line if it is no Python."""
+    """Return the syntax tree of a file; raises a `TextError` with the line if it is no Python."""
     return _parsed(read_bytes(path))
 
 
 def read_python(path: Path, most: int = LARGEST_FILE) -> str:
-    """The text of a file of at most so many bytes, in the encoding that it declares.
+    """Return the text of a file of at most so many bytes, in the encoding that it declares.
 
     Raises a `TextError` if it has none.
     """
@@ -32,7 +32,7 @@ def read_python(path: Path, most: int = LARGEST_FILE) -> str:
 
 
 def parse_python_text(text: str) -> ast.Module:
-    """The syntax tree of a text; raises a `TextError` with the line if it is no Python."""
+    """Return the syntax tree of a text; raises a `TextError` with the line if it is no Python."""
     return _parsed(text)
 
 

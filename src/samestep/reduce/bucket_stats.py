@@ -72,7 +72,7 @@ class BucketStats(ABC):
 
     @abstractmethod
     def _next_stats(self) -> LocalStats:
-        """What the next arrival fills."""
+        """Return what the next arrival fills."""
 
     def _write_both(self, lanes: Sequence[LaneStats], flags: RankFlags) -> None:
         self._write_lanes(lanes)

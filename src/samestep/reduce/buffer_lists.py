@@ -22,7 +22,7 @@ class _Listed(NamedTuple):
 
 
 class _Entry(NamedTuple):
-    """What one lane left in one buffer."""
+    """The value that one lane left in one buffer."""
 
     lane: int
     buffer: int

@@ -1,4 +1,4 @@
-"""Which buffers a run joins over its lanes, by their place in a module, and how.
+"""The buffers that a run joins over its lanes, by their place in a module, and how.
 
 A place is a module and a name, not a tensor: `self.m = 0.9 * self.m + ...` puts another tensor there.
 """
@@ -70,7 +70,7 @@ class BufferSlot:
 
 
 def find_slots(modules: Sequence[nn.Module]) -> list[BufferSlot]:
-    """The buffers of these modules that belong to their state; one place for each tensor.
+    """Return the buffers of these modules that belong to their state; one place for each tensor.
 
     Raises:
         TaskError: A module declares a join that there is not, or one of a buffer that it has not.
@@ -110,7 +110,7 @@ def _declared(module: nn.Module) -> Mapping[str, Join]:
 
 
 def current(slot: BufferSlot, own: Tensor) -> Tensor:
-    """What a forward pass has left in a place: the tensor that was there, or another one like it.
+    """Return what a forward pass has left in a place: the tensor that was there, or another one like it.
 
     Args:
         slot: The place.

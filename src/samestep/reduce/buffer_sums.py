@@ -70,7 +70,7 @@ class _Kind:
                 ) from None
 
     def stacked(self, lanes: Sequence[Sequence[Tensor]]) -> Tensor:
-        """What several lanes made of all buffers, those of this kind in a row for each lane."""
+        """Return what several lanes made of all buffers, those of this kind in a row for each lane."""
         rows = self.base.new_empty(len(lanes), self.numel)
         views: list[Tensor] = []
         for row in rows:
@@ -260,7 +260,7 @@ def _is_integer(tensor: Tensor) -> bool:
 
 
 def _rounded_quotient(values: Tensor, divisor: Tensor) -> Tensor:
-    """The nearest integer, and of two the even one."""
+    """Return the nearest integer, and of two the even one."""
     below = values.div(divisor, rounding_mode="floor")
     twice = 2 * (values - below * divisor)
     up = (twice > divisor) | ((twice == divisor) & (below % 2 == 1))

@@ -24,7 +24,7 @@ _LARGE = 1 << 14
 
 
 def changing_buffers(modules: Sequence[nn.Module]) -> list[Tensor]:
-    """The buffers of these modules that belong to their state."""
+    """Return the buffers of these modules that belong to their state."""
     return [slot.tensor for slot in find_slots(modules) if slot.tensor is not None]
 
 
@@ -138,7 +138,7 @@ class LaneBuffers:
 
     @property
     def why_not_recorded(self) -> str | None:
-        """What keeps lanes from being replayed; None if nothing does."""
+        """Return what keeps lanes from being replayed; None if nothing does."""
         if self._alone or not self._lists.slots:
             return None
         slot = self._lists.slots[0]
@@ -174,7 +174,7 @@ class LaneBuffers:
 
     @property
     def are_joined(self) -> bool:
-        """Whether there are buffers that lanes change each by itself."""
+        """Return whether there are buffers that lanes change each by itself."""
         return bool(self._joined) and not self._alone
 
     @property
@@ -288,7 +288,7 @@ class LaneBuffers:
             tensor.copy_(before)
 
     def _put_back(self) -> None:
-        """Where forward assigned another tensor, put the one back that checkpoints and graphs know."""
+        """Put the tensor back that checkpoints and graphs know, where forward assigned another one."""
         for slot, own in self._joined:
             if slot.tensor is not own:
                 slot.put(own)
@@ -342,7 +342,7 @@ def _same_bits(left: Tensor, right: Tensor) -> bool:
 def _lists(
     slots: Sequence[BufferSlot], assignment: Sequence[range], collectives: Collectives
 ) -> tuple[BufferLists, list[BufferSlot]]:
-    """What takes whole values of lanes, and the pointers of its queues."""
+    """Return what takes whole values of lanes, and the pointers of its queues."""
     pointers = {
         id(slot): slot.sibling(slot.join.pointer, slots) for slot in slots if isinstance(slot.join, Concatenate)
     }

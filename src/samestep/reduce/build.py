@@ -1,4 +1,4 @@
-"""How the lanes of a run are added up, at its level of sameness and its number of ranks."""
+"""Builds the sum of a run's lanes, for its level of sameness and its number of ranks."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ NamedParameters = Sequence[tuple[str, Parameter]]
 
 @dataclass(frozen=True)
 class LaneReduction:
-    """What a run adds its lanes up with."""
+    """The parts by which a run adds its lanes up."""
 
     model: nn.Module
     """The user's model, wrapped where the level of sameness needs it."""

@@ -21,7 +21,7 @@ from samestep.reduce.stats import LaneStats, LocalStats, RankFlags, gather_stats
 
 
 def wrap(model: nn.Module, options: DistributedConfig, device: torch.device) -> DistributedDataParallel:
-    """The model in DistributedDataParallel, with the config's options."""
+    """Return the model in DistributedDataParallel, with the config's options."""
     with warnings.catch_warnings():
         # torch 2.13 announces another default for broadcast_buffers; ours is meant.
         warnings.simplefilter("ignore", FutureWarning)

@@ -66,7 +66,7 @@ class Exchange(ABC):
 
 
 def create_exchange(blocks: Blocks, collectives: Collectives, numel: int, like: Tensor) -> Exchange:
-    """The cheapest exchange that adds these blocks in the tree's order."""
+    """Return the cheapest exchange that adds these blocks in the tree's order."""
     if len(blocks) == 1:
         return _LocalSum(blocks[0], numel, like)
     wire = collectives.wire(like.device)
@@ -185,7 +185,7 @@ def start_exchange(messages: Sequence[Message], tag: int = 0, group: dist.Proces
 
 
 def _by_group(messages: Sequence[Message], tag: int, group: dist.ProcessGroup) -> Pending:
-    """The same without the checks of each message, which take a fifth of a short exchange's time."""
+    """Return the same without the checks of each message, which take a fifth of a short exchange's time."""
     return Pending(
         [(group.send if call is dist.isend else group.recv)([tensor], peer, tag) for call, tensor, peer in messages]
     )

@@ -24,7 +24,7 @@ Grads = list[Tensor | None]
 
 
 class RecordedSums(NamedTuple):
-    """What a rank's lanes leave behind that are replayed as a CUDA graph."""
+    """The sums that a rank's lanes leave behind, if they are replayed as a CUDA graph."""
 
     blocks: Sequence[Grads]
     """For each block of lanes (`aligned_blocks`), a gradient of each parameter."""
@@ -69,7 +69,7 @@ class GradientSum(ABC):
 
     @property
     def finishes_on_device(self) -> bool:
-        """Whether `finish` is nothing but kernels for the device, which can be captured."""
+        """Return whether `finish` is nothing but kernels for the device, which can be captured."""
         return True
 
     @abstractmethod
@@ -85,7 +85,7 @@ class GradientSum(ABC):
         """Send this rank's lanes' losses, and its flags, to all ranks; before the last `backward`."""
 
     def start(self, loss: Tensor, count: Tensor | float) -> Tensor | None:
-        """What a lane's backpropagation starts from; None for 1."""
+        """Return what a lane's backpropagation starts from; None for 1."""
         return self.scaling.start
 
     @abstractmethod
@@ -156,7 +156,7 @@ class LaneBucket:
         return nodes
 
     def total(self) -> Grads:
-        """The sum over all lanes, when all lanes are this rank's; then start over."""
+        """Return the sum over all lanes, when all lanes are this rank's; then start over."""
         self._skip_to(self._lanes.stop)
         self._next = self._lanes.start
         grads = self._tree.close()
@@ -179,7 +179,7 @@ class LaneBucket:
 
 
 def add_grads(left: Grads, right: Grads) -> Grads:
-    """The sum, in the memory of the left ones."""
+    """Return the sum, in the memory of the left ones."""
     both = [(a, b) for a, b in zip(left, right, strict=True) if a is not None and b is not None]
     if both:
         torch._foreach_add_([a for a, _ in both], [b for _, b in both])
@@ -187,7 +187,7 @@ def add_grads(left: Grads, right: Grads) -> Grads:
 
 
 def copied(grads: Grads) -> Grads:
-    """The gradients in new memory, by few kernels."""
+    """Return the gradients in new memory, by few kernels."""
     present = [grad for grad in grads if grad is not None]
     made = iter(torch._foreach_mul(present, 1.0)) if present else iter(())
     return [None if grad is None else next(made) for grad in grads]

@@ -14,7 +14,7 @@ from samestep.pytree import leaves, map_leaves
 
 
 class RowKind(NamedTuple):
-    """What the rows of all lanes have in common."""
+    """The shape and kind that the rows of all lanes share."""
 
     per_sample: int
     """How many rows a sample has: one for each of its views."""
@@ -39,7 +39,7 @@ class LaneRows:
         """By name, what was last handed to a collective: else its thread might be the one to free it."""
 
     def share_samples(self, mine: Mapping[int, int]) -> list[int]:
-        """How many samples each lane of all ranks has in a step.
+        """Return how many samples each lane of all ranks has in a step.
 
         Args:
             mine: Of this rank's lanes that have samples, by lane.
@@ -53,7 +53,7 @@ class LaneRows:
         return [count for row, lanes in zip(every, self._assignment, strict=True) for count in row[: len(lanes)]]
 
     def gather(self, name: str, samples: Sequence[int], mine: Mapping[int, Any]) -> Any:
-        """The rows of all lanes, in their order, the same on every rank; they carry no gradient.
+        """Return the rows of all lanes, in their order, the same on every rank; they carry no gradient.
 
         Args:
             name: What they are; rows of one name have one kind in all steps.

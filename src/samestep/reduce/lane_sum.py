@@ -20,7 +20,7 @@ def sum_lanes(
     device: torch.device,
     caller: str = "step.sum_over_lanes",
 ) -> Tensor:
-    """The sum in the tree's order, added up in float64 (integers exactly), in the type of the values.
+    """Return the sum in the tree's order, added up in float64 (integers exactly), in the type of the values.
 
     Args:
         values: Of this rank's lanes that have samples, by lane.

@@ -11,7 +11,7 @@ from samestep.lanes.tree import sum_of_lanes
 
 
 def mean_loss(values: Sequence[Tensor | float], device: torch.device) -> Tensor:
-    """The loss per counted thing of a step, added up in the tree's order; never waits for a GPU.
+    """Return the loss per counted thing of a step, added up in the tree's order; never waits for a GPU.
 
     Args:
         values: Each lane's loss and count, one after the other.
@@ -27,7 +27,7 @@ def mean_loss(values: Sequence[Tensor | float], device: torch.device) -> Tensor:
 
 
 def _add_up(values: Sequence[Tensor | float]) -> Tensor | float:
-    """The sum of all lanes in the tree's order."""
+    """Return the sum of all lanes in the tree's order."""
     tensors = [value for value in values if isinstance(value, Tensor)]
     if not tensors:
         return sum_of_lanes([float(value) for value in values])

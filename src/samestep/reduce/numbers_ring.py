@@ -1,4 +1,4 @@
-"""What replays of a CUDA graph measure, kept for some steps without the host's help."""
+"""A ring buffer for the measurements of replayed CUDA graphs, kept for some steps without the host's help."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ class ReplayedNumbers(NamedTuple):
     """Where the measured ones belong."""
 
     def fill(self, numbers: Sequence[float]) -> list[float]:
-        """All numbers, once the measured ones are read."""
+        """Return all numbers, once the measured ones are read."""
         found = list(self.known)
         for place, number in zip(self.places, numbers, strict=True):
             found[place] = number
         return found
 
     def unread(self) -> list[Tensor | float]:
-        """All numbers, the measured ones as tensors."""
+        """Return all numbers, the measured ones as tensors."""
         found: list[Tensor | float] = list(self.known)
         for place, number in zip(self.places, self.measured.unbind(), strict=True):
             found[place] = number
@@ -80,7 +80,7 @@ class NumbersRing:
         self._known, self._places = known, [at for part in places.values() for at in part]
 
     def next_row(self) -> ReplayedNumbers:
-        """What the replay that was just started measures; good until as many others have been."""
+        """Return what the replay that was just started measures; good until as many others have been."""
         row = self._rows[self._turn]
         self._turn = (self._turn + 1) % len(self._rows)
         return ReplayedNumbers(row, self._known, self._places)

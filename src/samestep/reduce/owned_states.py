@@ -83,7 +83,7 @@ class OwnedStates:
 
     @property
     def part(self) -> Part:
-        """Which part of a checkpoint this rank writes."""
+        """Return which part of a checkpoint this rank writes."""
         return Part(self._owners.rank, self._owners.world, self._weights is not None)
 
     def take_part(self, state: RunState) -> tuple[dict[str, Tensor], dict[str, Any]]:

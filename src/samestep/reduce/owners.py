@@ -1,4 +1,4 @@
-"""Which rank owns which parameter where optimizer states are sharded (`distributed.shard`).
+"""The owner of each parameter, where optimizer states are sharded (`distributed.shard`).
 
 Whole parameters have owners, never slices of them. An owner computes the norm of a gradient and the update
 of a weight from the whole tensor, with the kernels, and so the bits, of a run in which every rank does.

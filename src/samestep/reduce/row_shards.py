@@ -20,7 +20,7 @@ from samestep.errors import TaskError
 
 @dataclass(frozen=True)
 class ShardPlan:
-    """Which rows each rank holds: whole blocks, one rank's after the other's."""
+    """The rows that each rank holds: whole blocks, one rank's after the other's."""
 
     rows: int
     block: int
@@ -29,20 +29,20 @@ class ShardPlan:
 
     @property
     def blocks(self) -> int:
-        """How many blocks there are."""
+        """Return how many blocks there are."""
         return -(-self.rows // self.block)
 
     def blocks_of(self, rank: int) -> range:
-        """The numbers of a rank's blocks."""
+        """Return the numbers of a rank's blocks."""
         return range(self._first(rank), self._first(rank + 1))
 
     def rows_of(self, rank: int) -> range:
-        """The numbers of a rank's rows."""
+        """Return the numbers of a rank's rows."""
         held = self.blocks_of(rank)
         return range(self._row(held.start), self._row(held.stop))
 
     def rows_in(self, block: int) -> range:
-        """The numbers of a block's rows."""
+        """Return the numbers of a block's rows."""
         return range(self._row(block), self._row(block + 1))
 
     def _first(self, rank: int) -> int:
@@ -94,7 +94,7 @@ class RowExchange:
         return settled
 
     def _swap(self, rows: Tensor, counts: list[int], received: list[int]) -> Tensor:
-        """What all ranks have for this one."""
+        """Return what all ranks have for this one."""
         sent = rows.contiguous().to(self._wire)
         found = sent.new_empty((sum(received), *sent.shape[1:]))
         with self.collectives.activity.waiting("rows of other ranks"):
@@ -102,7 +102,7 @@ class RowExchange:
         return found.cpu()
 
     def blocks(self, plan: ShardPlan, mine: Tensor, device: torch.device) -> Iterator[Tensor]:
-        """Each block of all ranks' rows, in order, on every rank: the next one travels meanwhile.
+        """Yield each block of all ranks' rows, in order, on every rank: the next one travels meanwhile.
 
         Args:
             plan: Which rank holds which rows.
@@ -133,7 +133,7 @@ class RowExchange:
         return block, dist.broadcast(block, src=owner, async_op=True)
 
     def add_up(self, numbers: Tensor) -> Tensor:
-        """The sum of all ranks' whole numbers, which no order of additions changes."""
+        """Return the sum of all ranks' whole numbers, which no order of additions changes."""
         assert not numbers.is_floating_point(), "floats add up to other bits in another order"
         if self._is_alone:
             return numbers

@@ -26,7 +26,7 @@ class Scaling:
 
     @property
     def start(self) -> Tensor | None:
-        """What backpropagation starts from instead of 1; `apply` takes it out again."""
+        """Return what backpropagation starts from instead of 1; `apply` takes it out again."""
         return None
 
     def begin(self) -> None:
@@ -49,7 +49,7 @@ class Scaling:
         """After a step: let the scale follow what was found."""
 
     def state_dict(self) -> dict[str, Any]:
-        """What a resumed run needs; empty if there is nothing to remember."""
+        """Return what a resumed run needs; empty if there is nothing to remember."""
         return {}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:

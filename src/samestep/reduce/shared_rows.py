@@ -28,7 +28,7 @@ class LaneBlocks:
         """The last one, and for what vectors it is."""
 
     def add(self, parts: Mapping[int, Tensor]) -> Tensor:
-        """The sum of all ranks' vectors, the same bits on every rank and at any number of ranks."""
+        """Return the sum of all ranks' vectors, the same bits on every rank and at any number of ranks."""
         tree: LaneTree[Tensor] = LaneTree(lambda left, right: left.add_(right))
         for lane in self.mine:
             tree.push(lane, 1, parts[lane])

@@ -1,4 +1,4 @@
-"""What one step measured on all ranks: the lanes' losses and counts, and the flags of each rank.
+"""The measurements of one step on all ranks: the lanes' losses and counts, and the flags of each rank.
 
 They stay on the device until they are read.
 """
@@ -37,7 +37,7 @@ class LaneStats:
 
 @dataclass(frozen=True)
 class RankFlags:
-    """What a rank sends to all others with every step."""
+    """The flags that a rank sends to all others with every step."""
 
     flag: float = 0.0
     """What it requests of all ranks at the end of this step; 0 for nothing."""
@@ -63,7 +63,7 @@ class LocalStats:
         self._flags = flags
 
     def count(self) -> Tensor | float:
-        """What the step's losses were summed over in all; never synchronises with a GPU."""
+        """Return what the step's losses were summed over in all; never synchronises with a GPU."""
         total: Tensor | float = 0.0
         for lane in self._lanes:
             count = lane.count
@@ -75,7 +75,7 @@ class LocalStats:
         return [lane.loss for lane in self._lanes]
 
     def values(self) -> list[Tensor | float]:
-        """Each lane's loss and count, one after the other, in lane order."""
+        """Return each lane's loss and count, one after the other, in lane order."""
         return [value for lane in self._lanes for value in lane.pair]
 
     def flags(self) -> ReadFlags:
@@ -84,12 +84,12 @@ class LocalStats:
 
     @property
     def no_requests(self) -> bool:
-        """Whether it is already known that no rank requests anything."""
+        """Return whether it is already known that no rank requests anything."""
         return self._flags is NO_FLAGS
 
     @property
     def flags_wait(self) -> bool:
-        """Whether reading the flags at once would wait for a GPU. The same on every rank."""
+        """Return whether reading the flags at once would wait for a GPU. The same on every rank."""
         return False
 
 
@@ -271,7 +271,7 @@ def inverse(total: Tensor | float, device: torch.device) -> Tensor | float:
 
 
 def read_numbers(values: Sequence[Tensor | float | None]) -> list[float]:
-    """The values as numbers, None as NaN; waits for the device once."""
+    """Return the values as numbers, None as NaN; waits for the device once."""
     return begin_reading(values)[0]()
 
 
@@ -305,7 +305,7 @@ def begin_reading(values: Sequence[Tensor | float | None]) -> tuple[Callable[[],
 
 
 def _to_host(values: Tensor) -> tuple[Tensor, torch.cuda.Event | None]:
-    """The values in host memory, once the event has happened."""
+    """Return the values in host memory, once the event has happened."""
     if values.device.type == "cpu":
         return values, None
     here = torch.empty(values.shape, dtype=values.dtype, device="cpu", pin_memory=True)

@@ -36,7 +36,7 @@ _IN_PIECES = (
 
 
 class SumSetup(NamedTuple):
-    """What the sums over ranks are made of, besides the parameters."""
+    """The inputs of the sums over ranks, besides the parameters."""
 
     assignment: Sequence[range]
     """The lanes of each rank."""

@@ -1,4 +1,4 @@
-"""Which weights are gathered together (`distributed.shard: weights`): blocks of the model, and the rest."""
+"""The weights that are gathered together (`distributed.shard: weights`): blocks of the model, and the rest."""
 
 from __future__ import annotations
 

@@ -82,7 +82,7 @@ class Panel:
 
 
 def chart(panels: Sequence[Panel], wide: bool = False) -> str:
-    """The HTML of panels that share a legend and the zoomed range.
+    """Return the HTML of panels that share a legend and the zoomed range.
 
     Args:
         panels: what is drawn, one below the other.
@@ -98,13 +98,13 @@ def chart(panels: Sequence[Panel], wide: bool = False) -> str:
 
 
 def embedded_json(value: Any) -> str:
-    """The value in JSON that no text in it can end the script of; NaN and infinity are null."""
+    """Return the value in JSON that no text in it can end the script of; NaN and infinity are null."""
     data = json.dumps(_plain(value), allow_nan=False)
     return data.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
 
 
 def _plain(value: Any) -> Any:
-    """The value in JSON, which has neither NaN nor infinity."""
+    """Return the value in JSON, which has neither NaN nor infinity."""
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if isinstance(value, Mapping):

@@ -67,7 +67,7 @@ def refuse_other_file(path: Path, advice: str = "name another file") -> None:
 
 
 def page(title: str, body: str, facts: Mapping[str, str] | None = None) -> str:
-    """A complete HTML document that loads nothing from the network.
+    """Return a complete HTML document that loads nothing from the network.
 
     Args:
         title: plain text; it is escaped.

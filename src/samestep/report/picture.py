@@ -164,6 +164,6 @@ def _save(figure: Any, path: Path) -> None:
 
 
 def _literal(name: str) -> str:
-    """A name as it is: matplotlib takes dollars for formulas, and hides what begins with _."""
+    """Return a name as it is: matplotlib takes dollars for formulas, and hides what begins with _."""
     text = name.replace("$", r"\$")
     return f" {text}" if text.startswith("_") else text

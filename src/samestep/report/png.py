@@ -10,7 +10,7 @@ _KINDS = {1: 0, 3: 2}
 
 
 def png(pixels: bytes, width: int, height: int) -> bytes:
-    """A PNG file of 8-bit gray or RGB pixels, row by row.
+    """Return a PNG file of 8-bit gray or RGB pixels, row by row.
 
     Args:
         pixels: one byte or three for each pixel.

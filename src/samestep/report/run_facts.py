@@ -1,4 +1,4 @@
-"""What a run was made with, from its directory: for pages that are evidence of it. No torch here."""
+"""The facts of a run, from its directory: for pages that are evidence of it. No torch here."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def run_facts(run: Path) -> dict[str, str]:
 
 
 def config_fact(config: Config) -> dict[str, str]:
-    """The hash of a config as it was loaded, for pages about no run's directory."""
+    """Return the hash of a config as it was loaded, for pages about no run's directory."""
     return {"config": _digest(config.model_dump_json(indent=2).encode())}
 
 
@@ -61,7 +61,7 @@ def _newest_manifest(run: Path) -> Mapping[str, Any]:
 
 
 def _document(path: Path) -> Mapping[str, Any]:
-    """The JSON object in a file; empty if there is none, as before a run's first checkpoint."""
+    """Return the JSON object in a file; empty if there is none, as before a run's first checkpoint."""
     try:
         value = read_json(path)
     except TextError:

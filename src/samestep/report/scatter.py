@@ -17,7 +17,7 @@ _GOLDEN = 137.508
 
 @dataclass(frozen=True, kw_only=True)
 class Map:
-    """Where each point lies, in one of the pictures that can be chosen."""
+    """The place of each point, in one of the pictures that can be chosen."""
 
     name: str
     x: Sequence[float]
@@ -28,7 +28,7 @@ class Map:
 
 @dataclass(frozen=True, kw_only=True)
 class Points:
-    """What is known about each point; as many of everything as there are points."""
+    """The facts about each point; as many of everything as there are points."""
 
     groups: Sequence[int]
     """The number of its class in `names`; -1 for none."""
@@ -42,7 +42,7 @@ class Points:
 
 
 def scatter(points: Points, maps: Sequence[Map], height: int = 560) -> str:
-    """The HTML of maps of the same points, of which one is shown at a time.
+    """Return the HTML of maps of the same points, of which one is shown at a time.
 
     Args:
         points: what they are.
@@ -73,7 +73,7 @@ def scatter(points: Points, maps: Sequence[Map], height: int = 560) -> str:
 
 
 def color_of(number: int) -> str:
-    """The color of a class: one of a few distinct ones, and other hues where these are used up."""
+    """Return the color of a class: one of a few distinct ones, and other hues where these are used up."""
     if number < len(_CLASSES):
         return _CLASSES[number]
     hue, light = number * _GOLDEN % 360, (38, 52, 66)[number % 3]

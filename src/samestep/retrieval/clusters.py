@@ -41,7 +41,7 @@ class KMeans:
         self._rows = self._whole.double() / _FRACTION
 
     def clusters(self, count: int) -> Tensor:
-        """Of all samples of all ranks, the numbers of their clusters.
+        """Return the numbers of the clusters of all samples of all ranks.
 
         Args:
             count: How many clusters.
@@ -63,7 +63,7 @@ class KMeans:
         return self._total(distances), chosen
 
     def _total(self, distances: Tensor) -> int:
-        """The sum over all ranks' rows, as a whole number."""
+        """Return the sum over all ranks' rows, as a whole number."""
         return int(self._exchange.add_up((distances * _WEIGHT).round().long().sum().reshape(1)))
 
     def _first_centres(self, count: int) -> Tensor:
@@ -84,7 +84,7 @@ class KMeans:
         return torch.stack(centres)
 
     def _draw(self, weights: Tensor) -> Tensor:
-        """A row of all ranks', drawn by whole weights; the first one of all if they are all 0."""
+        """Return a row of all ranks', drawn by whole weights; the first one of all if they are all 0."""
         collectives = self._exchange.collectives
         totals = collectives.gather(int(weights.sum()))
         target = int(self._random.random_sample() * sum(totals))
@@ -97,7 +97,7 @@ class KMeans:
         return next(row for row in collectives.gather(mine) if row is not None)
 
     def _nearest(self, centres: Tensor) -> tuple[Tensor, Tensor]:
-        """Of this rank's rows, the squared distance to the nearest centre, and which it is."""
+        """Return the squared distance of this rank's rows to the nearest centre, and which it is."""
         squares, found = (centres**2).sum(1), []
         for rows in self._rows.split(QUERY_BLOCK):
             # Of one shape always, as products of other shapes have other bits.
@@ -111,7 +111,7 @@ class KMeans:
         return torch.cat([part[0] for part in found]), torch.cat([part[1] for part in found])
 
     def _means(self, before: Tensor, chosen: Tensor, centres: Tensor) -> tuple[int, Tensor]:
-        """How many rows changed their clusters, and the clusters' means; one without rows stays put."""
+        """Return how many rows changed their clusters, and the clusters' means; one without rows stays put."""
         clusters, size = centres.shape
         # In one message: sums of each cluster's rows, how many these are, and how many changed.
         sums = torch.zeros(clusters, size + 1, dtype=torch.int64)

@@ -1,4 +1,4 @@
-"""How well embeddings find their like: what users call, and what a run's evaluation does."""
+"""Retrieval metrics of embeddings: for users to call, and for a run's evaluation."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def adjusted_mutual_information(left: Tensor, right: Tensor) -> float:
 
 
 def _contingency(left: Tensor, right: Tensor) -> Tensor:
-    """How many samples are in each part of one and each part of the other."""
+    """Return how many samples are in each part of one and each part of the other."""
     rows, columns = left.unique(return_inverse=True)[1], right.unique(return_inverse=True)[1]
     shape = int(rows.max()) + 1, int(columns.max()) + 1
     flat = torch.bincount(rows * shape[1] + columns, minlength=shape[0] * shape[1])
@@ -70,7 +70,7 @@ def _mean_entropy(table: Tensor) -> float:
 
 
 def _expected_information(rows: Tensor, columns: Tensor) -> float:
-    """The mutual information of random partitions whose parts have these sizes (hypergeometric)."""
+    """Return the mutual information of random partitions whose parts have these sizes (hypergeometric)."""
     whole = int(rows.sum())
     # Of 0! to N!: each pair of sizes takes rows of it.
     logs = torch.lgamma(torch.arange(1, whole + 2, dtype=torch.float64))
@@ -94,7 +94,7 @@ def _expected_information(rows: Tensor, columns: Tensor) -> float:
 
 
 def _sizes(parts: Tensor) -> list[tuple[int, int]]:
-    """The sizes that parts have, and how many have each."""
+    """Return the sizes that parts have, and how many have each."""
     sizes, counts = torch.unique(parts.long(), return_counts=True)
     return list(zip(sizes.tolist(), counts.tolist(), strict=True))
 
@@ -219,7 +219,7 @@ def measure_shared(
 
 
 def _clustering(exchange: RowExchange, queries: SharedRows, distance: Distance, seed: int) -> dict[str, float]:
-    """How well clusters of the queries, as many as classes, agree with the classes."""
+    """Return how well clusters of the queries, as many as classes, agree with the classes."""
     rows = [prepared(part, QUERY_BLOCK, distance)[: len(part)].float() for part in queries.rows.split(QUERY_BLOCK)]
     shared = SharedRows(queries.plan, torch.cat(rows) if rows else queries.rows, queries.labels)
     clusters = KMeans(exchange, shared, seed).clusters(len(queries.labels.unique()))

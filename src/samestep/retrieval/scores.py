@@ -1,4 +1,4 @@
-"""What the nearest references of each query say about embeddings: precision, recall, ranks.
+"""Precision, recall and ranks, from the nearest references of each query.
 
 The definitions are those of pytorch-metric-learning's AccuracyCalculator. Queries of whose class there is no
 reference are left out. A sum is made for each block of queries, and these are added in their order.
@@ -35,7 +35,7 @@ class NeighbourScores:
         """Of each query, how many references of its class there are, but for itself."""
 
     def measure(self) -> dict[str, float]:
-        """The metrics by name, the same on every rank."""
+        """Return the metrics by name, the same on every rank."""
         if not self._metrics:
             return {}
         gather = self._search.exchange.collectives.gather
@@ -60,7 +60,7 @@ class NeighbourScores:
         }
 
     def _k(self) -> int:
-        """How many neighbours the metrics need."""
+        """Return how many neighbours the metrics need."""
         wanted = [1, *(found[1] for name in self._metrics if (found := at_k(name)) is not None)]
         if any(name in _AT_R for name in self._metrics):
             wanted.append(int(self._totals.max()))
@@ -70,13 +70,13 @@ class NeighbourScores:
         return self._totals[block.ids.start : block.ids.stop]
 
     def _matches(self, block: QueryBlock, ids: Tensor) -> Tensor:
-        """Of each query and neighbour, whether both are of one class."""
+        """Return for each query and neighbour whether both are of one class."""
         ids = ids[: len(block.ids)]
         own = self._labels[block.ids.start : block.ids.stop]
         return (self._search.references.labels[ids.clamp_min(0)] == own[:, None]) & (ids >= 0)
 
     def _sums(self, block: QueryBlock, matches: Tensor) -> dict[str, float]:
-        """Of a block's queries that have references of their class, by metric."""
+        """Return the sums, by metric, over a block's queries that have references of their class."""
         totals = self._totals_of(block)
         matches, totals = matches[totals > 0], totals[totals > 0]
         found = {}
@@ -95,7 +95,7 @@ class NeighbourScores:
 
 
 def _at_r(name: str, matches: Tensor, totals: Tensor) -> Tensor:
-    """Of each query, how its R nearest references do, where R are of its class."""
+    """Return for each query how its R nearest references do, where R are of its class."""
     ranks = torch.arange(1, matches.shape[1] + 1, dtype=torch.float64)
     counted = matches & (ranks <= totals[:, None])
     if name == "r_precision":
@@ -105,7 +105,7 @@ def _at_r(name: str, matches: Tensor, totals: Tensor) -> Tensor:
 
 
 def _first_ranks(matches: Tensor) -> Tensor:
-    """Of each query, which neighbour is its first match, from 1; 0 if none is."""
+    """Return for each query which neighbour is its first match, from 1; 0 if none is."""
     ranks = torch.arange(1, matches.shape[1] + 1)
     none = matches.shape[1] + 1
     first = ranks.where(matches, none).amin(1)

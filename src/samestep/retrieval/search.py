@@ -64,7 +64,7 @@ class Rough:
 
     @classmethod
     def of(cls, rows: Tensor) -> Rough:
-        """Of rows as `prepared` made them."""
+        """Return the candidates of rows as `prepared` made them."""
         squares = (rows**2).sum(1)
         return cls(rows.float(), squares.float(), float(squares.max()))
 
@@ -160,11 +160,11 @@ class Search:
 
     @property
     def size(self) -> int:
-        """How many numbers an embedding has."""
+        """Return how many numbers an embedding has."""
         return self._queries.rows.shape[1]
 
     def distances(self, query: QueryBlock, block: Tensor, number: int) -> Tensor:
-        """Of a block of queries to a block of references; infinite where there is no pair.
+        """Return the distances of a block of queries to a block of references; infinite where there is no pair.
 
         Args:
             query: The queries.
@@ -212,7 +212,7 @@ class Search:
         return found.neg_().add_(1) if self._distance == "cosine" else found
 
     def _same(self, query: QueryBlock, number: int) -> Tensor:
-        """Of which pairs of a block of queries and one of references both have the same label."""
+        """Return which pairs of a block of queries and one of references have the same label."""
         held = self.references.plan.rows_in(number)
         own = self._queries.labels[query.ids.start : query.ids.stop]
         theirs = self.references.labels[held.start : held.stop]
@@ -259,7 +259,7 @@ def bytes_of_query(k: int, size: int) -> int:
 
 
 def _below(values: Tensor, limit: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Where values are below their row's limit, row by row, and the values there.
+    """Return where values are below their row's limit, row by row, and the values there.
 
     By the least of each tile first: few are, and a minimum costs a tenth of a comparison and its search.
     """
@@ -278,7 +278,7 @@ def _kth(values: Tensor, k: int) -> Tensor:
 
 
 class _Candidates:
-    """Which references may be among the k nearest of a block of queries, of those that have passed so far."""
+    """The references that may be among the k nearest of a block of queries, of those that have passed so far."""
 
     def __init__(self, k: int) -> None:
         self._k, self._width, self._error = k, 0, 0.0
@@ -341,7 +341,7 @@ class _Exact:
         self._where: tuple[Tensor, ...] = ()
 
     def within(self, number: int) -> tuple[Tensor, Tensor]:
-        """The pairs with a block of references: rows of queries, and of the block."""
+        """Return the pairs with a block of references: rows of queries, and of the block."""
         start = number * REFERENCE_BLOCK
         inside = (self._ids >= start) & (self._ids < start + REFERENCE_BLOCK)
         self._where = inside.nonzero(as_tuple=True)

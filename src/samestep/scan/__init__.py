@@ -1,1 +1,1 @@
-"""What in a code base breaks or differs on several ranks, found by reading it: nothing is imported or run."""
+"""Finds code that breaks or differs on several ranks by reading it: nothing is imported or run."""

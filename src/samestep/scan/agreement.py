@@ -31,7 +31,7 @@ def _calls_of_one(code: Code) -> Iterator[ast.AST]:
 
 
 def _behind_main(code: Code, call: ast.AST) -> bool:
-    """Whether a line is in the body of `if is_main:`, or of `if rank == 0:`."""
+    """Return whether a line is in the body of `if is_main:`, or of `if rank == 0:`."""
     inner: ast.AST = call
     for outer in code.around(call):
         if isinstance(outer, ast.If) and inner in outer.body and _asks_for_main(outer.test):

@@ -79,7 +79,7 @@ def _may_be_cuda(node: ast.AST | None) -> bool:
 
 
 def _chooses_its_gpu(code: Code) -> bool:
-    """Whether it sets the current GPU to one that is not always the same."""
+    """Return whether it sets the current GPU to one that is not always the same."""
     setters = code.called("torch.cuda.set_device", "torch.accelerator.set_device_index")
     return any(call.args and constant(call.args[0]) is None for call in setters)
 
@@ -114,7 +114,7 @@ def _by_global_rank(code: Code) -> Iterator[ast.AST]:
 
 
 def _is_local(code: Code, node: ast.AST) -> bool:
-    """Whether a rank is the one on its machine, whatever it is called: `rank = int(os.environ["LOCAL_RANK"])`."""
+    """Return whether a rank is the one on its machine, whatever it is called: `rank = int(os.environ["LOCAL_RANK"])`."""
     name = code.name(node)
     return any(
         isinstance(line, ast.Assign)
@@ -125,7 +125,7 @@ def _is_local(code: Code, node: ast.AST) -> bool:
 
 
 def _formatted(node: ast.AST) -> list[ast.expr]:
-    """What an f-string fills in."""
+    """Return what an f-string fills in."""
     values = node.values if isinstance(node, ast.JoinedStr) else []
     return [part.value for part in values if isinstance(part, ast.FormattedValue)]
 

@@ -1,4 +1,4 @@
-"""Whether a line runs on one rank only, or only where there is a GPU."""
+"""Decides whether a line runs on one rank only, or only where there is a GPU."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def _left_before(block: list[ast.AST]) -> Iterator[ast.AST]:
 
 
 def _calls_of(source: Source, function: Function) -> list[ast.Call]:
-    """Where this file calls a function of its own, by its name."""
+    """Return where this file calls a function of its own, by its name."""
     found = []
     for call in source.calls_by_last_name.get(function.name, ()):
         target = call.func

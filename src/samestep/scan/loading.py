@@ -35,7 +35,7 @@ def _shuffled(code: Code) -> Iterator[ast.AST]:
 
 
 def _is_for_evaluation(code: Code, call: ast.Call) -> bool:
-    """Whether it is kept under a name of data that nobody trains on: its order does not matter."""
+    """Return whether it is kept under a name of data that nobody trains on: its order does not matter."""
     line = code.parents[call]
     targets = line.targets if isinstance(line, ast.Assign) else []
     return any(_EVALUATION.search(code.name(target)) for target in targets)
@@ -56,7 +56,7 @@ def _shuffles_by_options(code: Code, call: ast.Call) -> bool:
 
 
 def _is_never_set(code: Code, node: ast.AST) -> bool:
-    """Whether a variable is None wherever its function sets it."""
+    """Return whether a variable is None wherever its function sets it."""
     name = code.name(node)
     set_to = [
         line.value
@@ -67,7 +67,7 @@ def _is_never_set(code: Code, node: ast.AST) -> bool:
 
 
 def _argument(call: ast.Call, name: str, place: int) -> ast.expr | None:
-    """An argument by its name or its place."""
+    """Return an argument by its name or its place."""
     given = keyword(call, name)
     if given is None and len(call.args) > place and not isinstance(call.args[place], ast.Starred):
         return call.args[place]
@@ -137,7 +137,7 @@ def _lists_files(code: Code, call: ast.Call) -> bool:
 
 
 def _is_sorted(code: Code, node: ast.AST) -> bool:
-    """Whether its order does not matter: sorted around it, or as a list of its own later."""
+    """Return whether its order does not matter: sorted around it, or as a list of its own later."""
     line: ast.AST = node
     for outer in code.around(node):
         if isinstance(outer, ast.Call) and code.name(outer.func) in (

@@ -63,7 +63,7 @@ def _is_measure(code: Code, node: ast.AST) -> bool:
 
 
 def _adds_steps(code: Code, node: ast.AST) -> bool:
-    """Whether it was added up once a step, of losses of the whole global batch."""
+    """Return whether it was added up once a step, of losses of the whole global batch."""
     names = {inner.id for inner in ast.walk(node) if isinstance(inner, ast.Name)}
     return any(
         isinstance(line, ast.AugAssign) and code.name(line.target) in names and once_a_step(code, line)
@@ -85,7 +85,7 @@ def _is_mean_of_batches(code: Code, call: ast.Call) -> bool:
 
 
 def _grows_by_batch(code: Code, node: ast.AST) -> bool:
-    """Whether a list gets a loss or metric of each batch of a loop over a loader."""
+    """Return whether a list gets a loss or metric of each batch of a loop over a loader."""
     name = code.name(node)
     if not name:
         return False

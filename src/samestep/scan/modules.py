@@ -99,7 +99,7 @@ def _is_own_data(node: ast.AST) -> bool:
 
 
 def _carries_over(code: Code, forward: Function, node: ast.AST, name: str) -> bool:
-    """Whether a pass sees what the one before it has left: it is read before it is set."""
+    """Return whether a pass sees what the one before it has left: it is read before it is set."""
     if isinstance(node, ast.AugAssign):
         return True
     if isinstance(node, ast.Assign) and isinstance(node.value, ast.Constant) and node.value.value is None:
@@ -135,7 +135,7 @@ def _grows_own_list(call: ast.Call, buffers: set[str]) -> bool:
 
 
 def _batchnorm(code: Code) -> Iterator[ast.AST]:
-    """The first of a file: the others need the same answer."""
+    """Return the first of a file: the others need the same answer."""
     return iter(list(code.called(*_BATCHNORM))[:1])
 
 

@@ -31,7 +31,7 @@ def _whole_loaders(code: Code) -> Iterator[ast.AST]:
 
 
 def _is_handed_on(code: Code, use: ast.Name) -> bool:
-    """Whether something else may have made of it what each rank is to read."""
+    """Return whether something else may have made of it what each rank is to read."""
     outer = code.parents[use]
     if isinstance(outer, ast.Call):
         return code.name(outer.func).rpartition(".")[2] not in _READERS

@@ -1,4 +1,4 @@
-"""What was found as text, and as one self-contained HTML page."""
+"""Findings as text, and as one self-contained HTML page."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def summary(found: Scan) -> str:
 
 
 def rows(found: Scan) -> list[tuple[str, str, str, str]]:
-    """Of the table by rules, the most frequent first."""
+    """Return the rows of the table by rules, the most frequent first."""
     return [
         (name, str(count), RULES[name].effect, RULES[name].title.replace("`", ""))
         for name, count in found.by_rule.items()
@@ -33,7 +33,7 @@ def rows(found: Scan) -> list[tuple[str, str, str, str]]:
 
 
 def lines(found: Scan) -> list[str]:
-    """Every place, with its line; and under the first of each rule why, and what to write."""
+    """Return every place, with its line; and under the first of each rule why, and what to write."""
     explained: set[str] = set()
     shown: list[str] = []
     for finding in found.findings:
@@ -46,7 +46,7 @@ def lines(found: Scan) -> list[str]:
 
 
 def rule_rows(rules: Sequence[Rule]) -> list[tuple[str, str, str, str]]:
-    """All rules, for `--list`."""
+    """Return all rules, for `--list`."""
     return [(rule.name, rule.effect, rule.title, rule.instead) for rule in rules]
 
 

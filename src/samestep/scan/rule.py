@@ -1,4 +1,4 @@
-"""What a rule is, and what it finds."""
+"""Rules and their findings."""
 
 from __future__ import annotations
 
@@ -51,12 +51,12 @@ class Finding:
 
     @classmethod
     def of(cls, rule: Rule, *, file: str, line: int, column: int, cell: int | None, code: str) -> Finding:
-        """A place where a rule applies."""
+        """Return a place where a rule applies."""
         return cls(rule.name, rule.effect, file, line, column, cell, code, rule.title, rule.why, rule.instead)
 
     @property
     def place(self) -> str:
-        """Where it is, as editors open it."""
+        """Return where it is, as editors open it."""
         return f"{self.file}:{'' if self.cell is None else f'cell {self.cell}:'}{self.line}"
 
     def as_json(self) -> dict[str, Any]:

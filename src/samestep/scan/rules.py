@@ -12,7 +12,7 @@ RULES: dict[str, Rule] = {rule.name: rule for family in _FAMILIES for rule in fa
 
 
 def chosen_rules(wanted: str, ignored: str) -> list[Rule]:
-    """The rules to look for.
+    """Return the rules to look for.
 
     Args:
         wanted: Their names, with commas between; empty for all.

@@ -60,7 +60,7 @@ def _is_left_out(folder: Path) -> bool:
 
 
 def _is_plain(file: Path) -> bool:
-    """Whether it is a file, and no pipe or device, of which a read may never end."""
+    """Return whether it is a file, and no pipe or device, of which a read may never end."""
     try:
         return stat.S_ISREG(file.stat().st_mode)
     except OSError:  # a link that leads nowhere, or in a circle
@@ -75,7 +75,7 @@ _SHOWN = 160
 
 @dataclass
 class Scan:
-    """What was found, and where nobody could look."""
+    """The findings, and the files that could not be read."""
 
     findings: list[Finding] = field(default_factory=list)
     files: int = 0
@@ -158,7 +158,7 @@ def _apply(rule: Rule, code: Code, file: _File, found: Scan) -> None:
 
 
 def _place(node: ast.AST) -> tuple[int, int]:
-    """Where to look: of a chain of calls over several lines, at the last of them."""
+    """Return where to look: of a chain of calls over several lines, at the last of them."""
     if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
         end, column = node.func.end_lineno, node.func.end_col_offset
         if end is not None and column is not None and end > node.lineno:
@@ -190,7 +190,7 @@ def _read(paths: Sequence[Path], found: Scan) -> Iterator[_File]:
 
 
 def _notebook(path: Path, found: Scan) -> _File:
-    """A notebook's cells as one file, so that names of one are known in the next."""
+    """Return a notebook's cells as one file, so that names of one are known in the next."""
     texts: list[str] = []
     places: list[tuple[int | None, int]] = []
     for cell in notebook_cells(path):

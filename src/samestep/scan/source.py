@@ -45,7 +45,7 @@ class Source:
 
     @cached_property
     def imports(self) -> dict[str, str]:
-        """What each imported name stands for: `nn` for `torch.nn`."""
+        """Return what each imported name stands for: `nn` for `torch.nn`."""
         found: dict[str, str] = {}
         for node in self.nodes:
             if isinstance(node, ast.Import):
@@ -60,7 +60,7 @@ class Source:
 
     @cached_property
     def packages(self) -> set[str]:
-        """Of which something is imported, by their first names."""
+        """Return the first names of the packages of which something is imported."""
         return {name.partition(".")[0] for name in self.imports.values()}
 
     @property
@@ -69,7 +69,7 @@ class Source:
 
     @property
     def is_driven(self) -> bool:
-        """Whether a library of `DRIVERS` has the loop."""
+        """Return whether a library of `DRIVERS` has the loop."""
         return bool(self.packages & DRIVERS)
 
     @property
@@ -77,7 +77,7 @@ class Source:
         return "samestep" in self.packages
 
     def name(self, node: ast.AST | None) -> str:
-        """The full name of what is called or read: `torch.nn.Linear`; empty for what is computed.
+        """Return the full name of what is called or read: `torch.nn.Linear`; empty for what is computed.
 
         Of `self.net.cuda` that is `self.net.cuda`, and of `make()[0].cuda` it is `?.cuda`.
         """
@@ -129,28 +129,28 @@ class Source:
                     yield node
 
     def around(self, node: ast.AST) -> Iterator[ast.AST]:
-        """What holds a node, from the inside out."""
+        """Yield what holds a node, from the inside out."""
         while (outer := self.parents.get(node)) is not None:
             yield outer
             node = outer
 
     def function_of(self, node: ast.AST) -> Function | None:
-        """The innermost function that holds a node."""
+        """Return the innermost function that holds a node."""
         kinds = (ast.FunctionDef, ast.AsyncFunctionDef)
         return next((outer for outer in self.around(node) if isinstance(outer, kinds)), None)
 
     def scope_of(self, node: ast.AST) -> ast.AST:
-        """The innermost function, or the file."""
+        """Return the innermost function, or the file."""
         return self.function_of(node) or self.tree
 
 
 def keyword(call: ast.Call, name: str) -> ast.expr | None:
-    """A keyword argument; None if it is not given."""
+    """Return a keyword argument; None if it is not given."""
     return next((word.value for word in call.keywords if word.arg == name), None)
 
 
 def constant(node: ast.AST | None) -> object:
-    """The value of a literal; None for anything else."""
+    """Return the value of a literal; None for anything else."""
     return node.value if isinstance(node, ast.Constant) else None
 
 

@@ -27,7 +27,7 @@ class Code(Source):
 
     @cached_property
     def trains(self) -> bool:
-        """Whether there is a training, or an optimizer for one."""
+        """Return whether there is a training, or an optimizer for one."""
         return bool(self._backwards) or any(map(_OPTIMIZER.search, self._by_name))
 
     @cached_property
@@ -66,14 +66,14 @@ class Code(Source):
         return found | {f for f in uncalled if not any(inner in self.loops for inner in ast.walk(f))}
 
     def repeats(self, node: ast.AST) -> bool:
-        """Whether a line runs again and again while the training does."""
+        """Return whether a line runs again and again while the training does."""
         around = list(self.around(node))
         if any(outer in self.loops for outer in around):
             return True
         return any(outer in self._repeated for outer in around)
 
     def every_step(self, node: ast.AST) -> bool:
-        """Whether a line runs with every batch of the training, and not with each n-th."""
+        """Return whether a line runs with every batch of the training, and not with each n-th."""
         for outer in self.around(node):
             if isinstance(outer, ast.If) and _is_now_and_then(outer.test):
                 return False
@@ -88,7 +88,7 @@ class Code(Source):
         return any(self.function_of(call) is function for call in self._backwards)
 
     def _is_innermost(self, loop: ast.AST) -> bool:
-        """Whether it is the loop over batches: the backward pass is in it, and in none further inside."""
+        """Return whether it is the loop over batches: the backward pass is in it, and in none further inside."""
         return any(
             next(o for o in self.around(call) if isinstance(o, (ast.For, ast.While, ast.Module))) is loop
             for call in self._backwards
@@ -112,13 +112,13 @@ class Code(Source):
 
 
 def is_loader(source: Source, node: ast.AST) -> bool:
-    """Whether an expression is called like a loader of batches."""
+    """Return whether an expression is called like a loader of batches."""
     name = source.name(node)
     return bool(name) and bool(_LOADER.search(name.rpartition(".")[2]))
 
 
 def over_batches(source: Source, loop: Loop) -> bool:
-    """Whether a loop is over a loader, by its name."""
+    """Return whether a loop is over a loader, by its name."""
     if isinstance(loop, ast.While):
         return False
     over: ast.AST = loop.iter

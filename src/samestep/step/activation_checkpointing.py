@@ -84,7 +84,7 @@ def _values(data: Any) -> list[Tensor]:
 
 
 def _filled(data: Any, values: Sequence[Tensor]) -> Any:
-    """The data with other tensors of lanes in place of its own."""
+    """Return the data with other tensors of lanes in place of its own."""
     rows = iter(values)
 
     def fill(leaf: Any) -> Any:

@@ -22,7 +22,7 @@ class BodyDraws:
 
     @property
     def place(self) -> tuple[int, ...]:
-        """Where the body's own draws began that come now."""
+        """Return where the body's own draws began that come now."""
         return self._step, _BODY + self._restarts
 
     def begin(self) -> None:

@@ -1,4 +1,4 @@
-"""What torch functions without a tensor of lanes do in the body of a loop."""
+"""Runs torch functions without a tensor of lanes in the body of a loop."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ _SET_GRAD: Any = vars(torch._C.TensorBase)["grad"].__set__
 
 
 class Body(Protocol):
-    """What a function may ask of the body that it is called in."""
+    """The interface of a loop's body to the functions called in it."""
 
     uneven: bool
     """Whether lengths differ among lanes."""
 
     @property
     def is_put_off(self) -> bool:
-        """Whether operations wait for the backward pass."""
+        """Return whether operations wait for the backward pass."""
 
     def make(self, func: Any, args: Any, kwargs: Any) -> Any:
         """Draw by sizes."""

@@ -1,4 +1,4 @@
-"""What the body of a loop does up to its backward pass, as operations that can be run again."""
+"""Records the operations of a loop's body up to its backward pass, so that they can be run again."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ Run = Callable[[Any, Any], Any]
 
 
 class Place(NamedTuple):
-    """Where a value comes from: the how manieth leaf of an operation's result, or of the batch (-1)."""
+    """The origin of a value: the index of a leaf in an operation's result, or in the batch (-1)."""
 
     operation: int
     leaf: int
 
 
 class State(NamedTuple):
-    """What an operation runs under, besides its arguments."""
+    """The modes that an operation runs under, besides its arguments."""
 
     grad: bool
     autocast: torch.dtype | None
@@ -54,7 +54,7 @@ class Operation(NamedTuple):
 
 @dataclass(eq=False)
 class BodyTrace:
-    """What a body does up to a backward pass."""
+    """The operations of a body up to a backward pass."""
 
     kind: str
     """Of the device."""
@@ -68,7 +68,7 @@ class BodyTrace:
     times: int = 1
 
     def loss_of(self, batch: LaneBatch) -> LossValue:
-        """The loss of one lane: what a step is captured from."""
+        """Return the loss of one lane: what a step is captured from."""
         found: dict[Place, Any] = dict(places_of(-1, leaves(batch.data)))
         for number, operation in enumerate(self.operations):
             args, kwargs = filled(operation.args, found)

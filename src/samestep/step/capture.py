@@ -13,7 +13,7 @@ import torch
 def capture(
     body: Callable[[], None], pool: Any = None, generators: Iterable[torch.Generator] = ()
 ) -> torch.cuda.CUDAGraph:
-    """A graph of everything that `body` launches; none of it is run.
+    """Return a graph of everything that `body` launches; none of it is run.
 
     What `body` allocates and holds on to is there after each replay, but earlier kernels of the same
     graph may write to that memory first: what is to last from one replay to the next must be
@@ -39,7 +39,7 @@ def capture(
 
 
 def fresh_stream() -> torch.cuda.Stream:
-    """A stream for what graphs compute, on which none is captured.
+    """Return a stream for what graphs compute, on which none is captured.
 
     When a graph goes, torch frees the memory that matrix products work in on the stream it was
     captured on, though other graphs hold its address (pytorch/pytorch#193402): their replays would
@@ -63,7 +63,7 @@ def _working_stream() -> torch.cuda.Stream:
 
 
 def _default_capture_stream() -> torch.cuda.Stream | None:
-    """The one that other people's graphs are captured on."""
+    """Return the one that other people's graphs are captured on."""
     return torch.cuda.graph(torch.cuda.CUDAGraph()).capture_stream
 
 
@@ -80,5 +80,5 @@ def drawing_from(generator: torch.Generator) -> Iterator[None]:
 
 
 def has_drawn(generator: torch.Generator) -> bool:
-    """Whether something was drawn since the generator was seeded."""
+    """Return whether something was drawn since the generator was seeded."""
     return generator.get_offset() > 0

@@ -58,7 +58,7 @@ class GraphRunner(Protocol):
 
 
 class KnownBodies:
-    """What the bodies of a loop do, over its steps."""
+    """The recorded bodies of a loop, over its steps."""
 
     def __init__(self, runner: GraphRunner) -> None:
         self.runner = runner
@@ -95,7 +95,7 @@ class KnownBodies:
 
     @property
     def is_over(self) -> bool:
-        """Whether bodies change too often to be put off."""
+        """Return whether bodies change too often to be put off."""
         return self._changes >= _CHANGES
 
 
@@ -131,7 +131,7 @@ class DeferredBody:
     # -- operations ------------------------------------------------------------------------
 
     def batch(self, read: Callable[[], Any]) -> Any:
-        """The lanes' batches; `read` brings them to the device."""
+        """Return the lanes' batches; `read` brings them to the device."""
         if not self.is_put_off:
             return self._numbered(-1, read())
         self._put_off.append((State(True, None), ((), {}), lambda *_: read()))
@@ -289,7 +289,7 @@ def _alike(operation: Operation, function: Any, given: Any, state: State) -> boo
 
 
 def _why_apart(losses: Sequence[LaneTensor], alive: Sequence[LaneTensor]) -> str:
-    """Why the body needs its graph after the backward pass; empty if it does not."""
+    """Return why the body needs its graph after the backward pass; empty if it does not."""
     reached = reached_from([loss.per_lane[0] for loss in losses])
     for made in alive:
         node = made.per_lane[0].grad_fn

@@ -60,7 +60,7 @@ Restore = Callable[[Sequence[nn.Module], Sequence[Optimizer], Sequence[LRSchedul
 
 @dataclass(frozen=True)
 class Prepared:
-    """What `Run.prepare` made of the run's objects."""
+    """The objects that `Run.prepare` returned."""
 
     modules: Sequence[nn.Module]
     optimizers: Sequence[Optimizer]
@@ -194,7 +194,7 @@ def _owned_states(setup: RunSetup, sharding: Sharding | None, optimizers: Sequen
 
 
 def _global_batchnorm(setup: RunSetup, modules: Sequence[nn.Module]) -> GlobalBatchNorm | None:
-    """Where BatchNorm layers meet; None where they normalise each lane, or where there is one lane."""
+    """Return where BatchNorm layers meet; None where they normalise each lane, or where there is one lane."""
     units = setup.assignment.units
     if setup.config.batchnorm == "lane" or sum(map(len, units)) == 1:
         return None
@@ -212,7 +212,7 @@ def _runner(
     optimizers: Sequence[Optimizer],
     batchnorm: GlobalBatchNorm | None,
 ) -> LaneRunner:
-    """How lanes run, as configured."""
+    """Return how lanes run, as configured."""
     if _uses_graphs(setup, optimizers, batchnorm):
         return GraphedSteps(setup.context, setup.precision, modules, setup.config)
     if batchnorm is not None:
@@ -235,7 +235,7 @@ def build_engine(
     reads_weights: bool = False,
     watch: LaneWatch | None = None,
 ) -> StepEngine:
-    """The step engine of a run.
+    """Return the step engine of a run.
 
     Args:
         setup: The run's setup.
@@ -303,7 +303,7 @@ def _checked(terms: LossTerms, setup: RunSetup) -> LossTerms:
 
 
 def _may_draw(prepared: Prepared) -> bool:
-    """Whether optimizers' and schedulers' steps may draw random numbers: torch's own and ours do not."""
+    """Return whether optimizers' and schedulers' steps may draw random numbers: torch's own and ours do not."""
     every: list[Any] = [_global_optimizer_pre_hooks, _global_optimizer_post_hooks]
     for item in (*prepared.optimizers, *prepared.schedules):
         if isinstance(item, Optimizer):
@@ -339,7 +339,7 @@ def _scaling(setup: RunSetup) -> Scaling:
 def _clipping(
     rules: ClipConfig, optimizers: Sequence[Optimizer], device: torch.device, sharding: Sharding | None
 ) -> Clipping:
-    """The config's clipping, and the `clip_norm` of groups that have one of their own."""
+    """Return the config's clipping, and the `clip_norm` of groups that have one of their own."""
     common: list[list[Parameter]] = []
     own: list[tuple[list[Parameter], float | None]] = []
     for group in (group for optimizer in optimizers for group in optimizer.param_groups):

@@ -29,7 +29,7 @@ class HiddenState:
         self._before = self._values()
 
     def changed(self) -> str:
-        """A warning that names what has changed since; empty if nothing has."""
+        """Return a warning that names what has changed since; empty if nothing has."""
         now = self._values()
         names = [name for name, value in self._before.items() if now.get(name, value) != value]
         if not names:
@@ -162,7 +162,7 @@ class ForwardCheck:
 
 
 def _sums(tensors: Sequence[Tensor]) -> list[int]:
-    """A number for each tensor that another one with other bits hardly has; waits for the device."""
+    """Return a number for each tensor that another one with other bits hardly has; waits for the device."""
     found = [_sum(tensor.detach()) for tensor in tensors]
     return torch.stack(found).tolist() if found else []
 

@@ -96,7 +96,7 @@ class GlobalBatch:
         return self._gather("batch.data", mine)
 
     def __len__(self) -> int:
-        """The number of samples."""
+        """Return the number of samples."""
         return sum(self._samples)
 
     def _gather(self, name: str, mine: Mapping[int, Any]) -> Any:

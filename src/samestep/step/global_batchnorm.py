@@ -29,7 +29,7 @@ _NAME = "BatchNorm over the global batch"
 
 
 class GlobalBatchNorm:
-    """Where the BatchNorm layers of all lanes meet. Every rank runs the same layers in the same order."""
+    """Joins the BatchNorm layers of all lanes. Every rank runs the same layers in the same order."""
 
     def __init__(self, modules: Sequence[nn.Module], assignment: Sequence[range], collectives: Collectives) -> None:
         """Args:
@@ -175,7 +175,7 @@ def own_statistics(lanes: Sequence[Tensor]) -> Tensor:
 
 
 def _forward(layer: _BatchNorm, ranks: GlobalBatchNorm, x: Tensor) -> Tensor:
-    """A layer's forward pass; in evaluation, and outside of lanes, it is torch's."""
+    """Return a layer's forward pass; in evaluation, and outside of lanes, it is torch's."""
     if layer.training and type(x) is LaneTensor:
         return ranks.normalise(layer, x)
     if layer.training and ranks.in_lane:
@@ -290,7 +290,7 @@ def _normal(x: Tensor, mean: Tensor, inverse: Tensor) -> Tensor:
 
 
 def _dense(tensor: Tensor | None) -> Tensor | None:
-    """A tensor in a memory layout that the kernels take."""
+    """Return a tensor in a memory layout that the kernels take."""
     if tensor is None or not tensor.is_cuda or tensor.is_contiguous():
         return tensor
     format_ = {4: torch.channels_last, 5: torch.channels_last_3d}.get(tensor.dim())
@@ -299,7 +299,7 @@ def _dense(tensor: Tensor | None) -> Tensor | None:
 
 
 def _like(grad: Tensor, x: Tensor) -> Tensor:
-    """A gradient in the memory layout of what was normalised."""
+    """Return a gradient in the memory layout of what was normalised."""
     if not x.is_cuda or grad.stride() == x.stride():
         return grad
     return torch.empty_like(x, dtype=grad.dtype).copy_(grad)
@@ -314,7 +314,7 @@ def _all_but_channels(x: Tensor) -> list[int]:
 
 
 def _shaped(values: Tensor, x: Tensor) -> Tensor:
-    """A value for each channel, beside a batch of this shape."""
+    """Return a value for each channel, beside a batch of this shape."""
     return values.view(-1, *(1 for _ in range(x.dim() - 2)))
 
 

@@ -146,7 +146,7 @@ class GlobalSteps:
         return 1 if config.contrastive.recompute else own
 
     def _embed_lanes(self, passes: LanePasses, embed: Embed, kept: int) -> dict[int, Any]:
-        """The first pass: each lane's embeddings, of which the first `kept` can be backpropagated."""
+        """Return the first pass: each lane's embeddings, of which the first `kept` can be backpropagated."""
         embedded: dict[int, Any] = {}
         for batch in passes.enter_lanes():
             if len(embedded) < kept:
@@ -233,7 +233,7 @@ class _WholeLoss:
         """What the loss function itself trains: this gradient arises once, and not in every lane."""
 
     def part(self, lane: int, rows: Any, begin: int, count: int) -> Tensor:
-        """What has the loss's gradient with respect to the rows of some of a lane's samples."""
+        """Return what has the loss's gradient with respect to the rows of some of a lane's samples."""
         start = sum(self._samples[:lane]) + begin
         trained = [leaf for leaf in leaves(rows) if leaf.is_floating_point()]
         parts = []
@@ -273,7 +273,7 @@ def _as_leaf(rows: Tensor) -> Tensor:
 
 
 def joined(pieces: Sequence[Any]) -> Any:
-    """The rows of a lane's micro-batches, one after the other."""
+    """Return the rows of a lane's micro-batches, one after the other."""
     if len(pieces) == 1:
         return pieces[0]
     columns = zip(*map(leaves, pieces), strict=True)

@@ -45,7 +45,7 @@ def came_from(tensor: Tensor, made: Sequence[range]) -> bool:
 
 
 def reached_from(tensors: Sequence[Tensor]) -> set[Any]:
-    """Every node that the tensors were computed from."""
+    """Return every node that the tensors were computed from."""
     reached: set[Any] = set()
     waiting = [tensor.grad_fn for tensor in tensors]
     while waiting:

@@ -47,7 +47,7 @@ _SHARE = 0.5
 
 
 def why_no_graph(config: Config, device: torch.device, optimizers: Sequence[Optimizer]) -> str | None:
-    """What keeps this run from CUDA graphs; None if nothing does."""
+    """Return what keeps this run from CUDA graphs; None if nothing does."""
     if device.type != "cuda":
         return f"this rank runs on {device}"
     if config.same != "bits":
@@ -66,7 +66,7 @@ def why_no_graph(config: Config, device: torch.device, optimizers: Sequence[Opti
 
 
 def why_no_update(optimizers: Sequence[Optimizer]) -> str | None:
-    """What keeps the update out of the graphs; None if nothing does."""
+    """Return what keeps the update out of the graphs; None if nothing does."""
     for optimizer in optimizers:
         if not takes_rate_from_device(optimizer):
             name = type(optimizer).__name__
@@ -122,7 +122,7 @@ class GraphedSteps(WholeLanes):
     def _recorded(
         self, passes: LanePasses, loss: LossFunction, lands: Callable[[StepEngine], bool]
     ) -> RecordedStep | None:
-        """The captured step of these batches, if there is one by now.
+        """Return the captured step of these batches, if there is one by now.
 
         Args:
             passes: The step.
@@ -140,11 +140,11 @@ class GraphedSteps(WholeLanes):
         return step or self._record(shape, passes, loss, lands)
 
     def _shape(self, batches: Sequence[LaneBatch], loss: LossFunction) -> Any:
-        """What one captured step is good for."""
+        """Return what one captured step is good for."""
         return (*[(b.lane, signature(b.data)) for b in batches], loss_code(loss))
 
     def _still_fits(self, step: RecordedStep, shape: Any) -> bool:
-        """Whether nothing that a capture holds has changed; what changes too often is given up."""
+        """Return whether nothing that a capture holds has changed; what changes too often is given up."""
         if name := step.of_loss.changed():
             self._changes += 1
             if self._changes >= _CHANGES:
@@ -171,7 +171,7 @@ class GraphedSteps(WholeLanes):
     def _record(
         self, shape: Any, passes: LanePasses, loss: LossFunction, lands: Callable[[StepEngine], bool]
     ) -> RecordedStep | None:
-        """The step of batches of this shape, if it is time for one and there can be one."""
+        """Return the step of batches of this shape, if it is time for one and there can be one."""
         if shape in self._refused:
             return None
         if len(self._seen) == _REMEMBERED:
@@ -280,7 +280,7 @@ class GraphedSteps(WholeLanes):
         return self._lands
 
     def _choose_width(self, lanes: int, lane_bytes: int, engine: StepEngine) -> int:
-        """How many lanes run side by side."""
+        """Return how many lanes run side by side."""
         if not self._fills_memory:
             return min(self._widest, lanes)
         grads = sum(param.numel() * param.element_size() for param in engine.params)

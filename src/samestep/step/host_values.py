@@ -1,4 +1,4 @@
-"""What a CUDA graph holds as it was when it was captured, though Python code may change it.
+"""Values that a CUDA graph holds as they were when it was captured, though Python code may change them.
 
 A replay runs no Python: a number that the loss reads from its task, its closure, a module or an
 optimizer's group stays what it was. All of them that can be found are compared before each replay.
@@ -41,7 +41,7 @@ class HostValues:
 
     @classmethod
     def of_loss(cls, loss: Callable[..., Any], modules: Sequence[nn.Module]) -> HostValues:
-        """What a loss can read: from modules, its closure, and the object it is a method of."""
+        """Return what a loss can read: from modules, its closure, and the object it is a method of."""
         values = cls()
         values._held += _of_modules(modules)
         function, owner = _function(loss)
@@ -59,13 +59,13 @@ class HostValues:
 
     @classmethod
     def of_optimizers(cls, optimizers: Sequence[Optimizer]) -> HostValues:
-        """What optimizers read from their groups, but for the rates, which are on the device."""
+        """Return what optimizers read from their groups, but for the rates, which are on the device."""
         values = cls()
         values._held += _of_groups(optimizers)
         return values
 
     def changed(self) -> str | None:
-        """The name of a value that is not what it was; None if all are."""
+        """Return the name of a value that is not what it was; None if all are."""
         for held in self._held:
             if held.holder.get(held.name) is not held.value and held.has_changed():
                 return held.label
@@ -85,13 +85,13 @@ class HostValues:
 
 
 def loss_code(loss: Callable[..., Any]) -> tuple[Any, int]:
-    """What tells a loss from another one; a lambda that is made anew in every step is the same."""
+    """Return what tells a loss from another one; a lambda that is made anew in every step is the same."""
     function, owner = _function(loss)
     return getattr(function, "__code__", function), id(owner)
 
 
 def _function(loss: Callable[..., Any]) -> tuple[Any, Any]:
-    """The plain function of a loss, and the object it is a method of."""
+    """Return the plain function of a loss, and the object it is a method of."""
     while isinstance(loss, partial):
         loss = loss.func
     return getattr(loss, "__func__", loss), getattr(loss, "__self__", None)

@@ -1,4 +1,4 @@
-"""What lanes cost a model, measured once in a loop: a message where fewer would be faster."""
+"""Measures once in a loop what lanes cost a model: a message where fewer would be faster."""
 
 from __future__ import annotations
 
@@ -110,7 +110,7 @@ class LaneCost:
 
 
 def _alone(module: nn.Module) -> nn.Module:
-    """A copy that nobody listens to: what it is called with and changes concerns nobody."""
+    """Return a copy that nobody listens to: what it is called with and changes concerns nobody."""
     made = copy.deepcopy(module)
     for part in made.modules():
         for hooks in (part._forward_hooks, part._forward_pre_hooks, part._backward_hooks):
@@ -119,7 +119,7 @@ def _alone(module: nn.Module) -> nn.Module:
 
 
 def _grouped(data: Any, lanes: int, count: int) -> list[Any]:
-    """The arguments with lanes put together into so many batches."""
+    """Return the arguments with lanes put together into so many batches."""
     size = lanes // count
     starts = range(0, lanes, size)
     shapes = [{value.shape[1:] for value in leaf.per_lane} for leaf in lanes_of(data) if isinstance(leaf, LaneTensor)]

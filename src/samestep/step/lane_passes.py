@@ -57,7 +57,7 @@ class LanePasses:
 
     @property
     def in_lane(self) -> bool:
-        """Whether a lane is open: what all ranks call together must not be called there."""
+        """Return whether a lane is open: what all ranks call together must not be called there."""
         return self._open is not None
 
     def enter_lanes(self, first: int = 0) -> Iterator[LaneBatch]:
@@ -108,7 +108,7 @@ class LanePasses:
         self.engine.reduction.buffers.enter_lane()
 
     def forget_lane(self) -> None:
-        """What the open lane has computed so far was a trial."""
+        """Forget the open lane: what it has computed so far was a trial."""
         if self.engine.watch is not None:
             self.engine.watch.forget_lane()
 
@@ -313,7 +313,7 @@ class LanePasses:
         activity.enter(before)
 
     def mean_loss(self) -> Tensor:
-        """The step's loss over all lanes of all ranks, as the log shows it; on the device."""
+        """Return the step's loss over all lanes of all ranks, as the log shows it; on the device."""
         if not self.updated and not self.is_reduced:
             raise StepError("step.loss is known after step.train: the ranks have not met yet")
         return mean_loss(self._share().values(), self.engine.setup.context.device)
@@ -329,7 +329,7 @@ class LanePasses:
 
     @property
     def stats(self) -> LocalStats:
-        """What all lanes of all ranks measured, and the flags of all ranks."""
+        """Return what all lanes of all ranks measured, and the flags of all ranks."""
         return self._share()
 
     def undo_lanes(self) -> None:

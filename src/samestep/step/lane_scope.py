@@ -1,4 +1,4 @@
-"""What the body of a loop is to the tensors of lanes that are computed in it."""
+"""The interface of a loop's body to the tensors of lanes that are computed in it."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ NO_LANE = -1
 
 
 class Pending(Protocol):
-    """What has put off the computation of some values."""
+    """A computation that has been put off."""
 
     def materialize(self, value: Any) -> None:
         """Give a value its tensors."""
 
 
 class LaneScope(Protocol):
-    """What the body of a loop gives to functions that run once per lane."""
+    """The interface of a loop's body to functions that run once per lane."""
 
     uneven: bool
     """Whether lengths differ among lanes."""

@@ -12,7 +12,7 @@ from samestep.reduce.gradients import Grads, add_grads
 
 
 class _Node(NamedTuple):
-    """What some lanes add up to."""
+    """The sum of some lanes."""
 
     grads: Grads
     stream: torch.cuda.Stream

@@ -78,7 +78,7 @@ class LaneTensor(Tensor):
         _required_scope("backward").backward(self, **options)
 
     def item(self) -> Any:
-        """Of a loss after its backward pass: the mean over the global batch."""
+        """Return the mean over the global batch of a loss, after its backward pass."""
         return _REFUSE_ITEM(self) if self.batch_mean is None else self.batch_mean().item()
 
     def __float__(self) -> float:
@@ -117,7 +117,7 @@ _REFUSE_ITEM = _refused("item()")
 
 
 def lane_tensor(lanes: Lanes, values: Sequence[Tensor]) -> LaneTensor:
-    """A tensor of these lanes."""
+    """Return a tensor of these lanes."""
     made: LaneTensor = Tensor._make_subclass(LaneTensor, _BASE)
     made.lanes, made._per_lane = lanes, tuple(values)
     made.place = made.pending = made.batch_mean = None
@@ -175,7 +175,7 @@ class LaneSize(_OfLanes, int):
 
 
 def lane_size(lanes: Lanes, values: Sequence[int]) -> LaneSize:
-    """A length of these lanes."""
+    """Return a length of these lanes."""
     body = scope_of_body.get()
     if body is not None:
         body.uneven = True
@@ -270,7 +270,7 @@ def _required_scope(what: str) -> LaneScope:
 
 
 def call_per_lane(func: Any, args: Any, kwargs: Mapping[str, Any]) -> Any:
-    """A torch function that got a tensor of lanes, once per lane."""
+    """Return a torch function that got a tensor of lanes, once per lane."""
     name = getattr(func, "__name__", "")
     if name == "_is_all_true":  # of torch.distributions, which then raises
         return torch.stack([func(value) for value in args[0].per_lane]).all()
@@ -377,7 +377,7 @@ def _with_graph(data: Any) -> list[Tensor]:
 
 
 def _with_missing(func: Any, args: Any, found: Sequence[OfLanes]) -> Any:
-    """A sum over steps, of which an epoch's last has fewer lanes."""
+    """Return a sum over steps, of which an epoch's last has fewer lanes."""
     name = getattr(func, "__name__", "")
     sides = [side for side in args[:2] if type(side) is LaneTensor]
     if name not in SUMS or len(sides) != 2:

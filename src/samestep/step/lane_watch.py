@@ -1,4 +1,4 @@
-"""What looks into steps while they run."""
+"""Observers of steps while they run."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class LaneWatch(Protocol):
         """A lane's forward pass begins; the last one is over."""
 
     def forget_lane(self) -> None:
-        """What the open lane has computed so far was a trial, and counts for nothing."""
+        """Forget the open lane: what it has computed so far was a trial, and counts for nothing."""
 
     def leave_lane(self, loss: Tensor | float, count: Tensor | float) -> None:
         """The lane's forward pass is over, its last backward pass comes next."""

@@ -346,7 +346,7 @@ class LoopBody:
 
     @property
     def is_put_off(self) -> bool:
-        """Whether operations wait for the backward pass."""
+        """Return whether operations wait for the backward pass."""
         return self._deferred is not None and self._deferred.is_put_off
 
     def run_now(self, why: str) -> None:

@@ -68,7 +68,7 @@ class LossBuffers:
 
 
 def _written_with(slot: BufferSlot) -> tuple[str, ...]:
-    """The buffers of its module whose new version says that this one may have changed, too."""
+    """Return the buffers of its module whose new version says that this one may have changed, too."""
     if isinstance(slot.module, _BatchNorm):
         # torch's kernel moves the statistics without giving them a new version.
         return slot.name, "num_batches_tracked"

@@ -1,4 +1,4 @@
-"""What a loss function returns: one loss, or several with names that are added up by weights."""
+"""The result of a loss function: one loss, or several with names that are added up by weights."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class TermSums(NamedTuple):
 
 
 class LossTerms(Protocol):
-    """How what a loss function returned becomes one loss."""
+    """Turns the result of a loss function into one loss."""
 
     def combine(self, value: LossValue, samples: int) -> Term:
         """One loss, summed, and its count; a loss without one is the mean over so many samples."""
@@ -38,7 +38,7 @@ class LossTerms(Protocol):
         """A new step."""
 
     def totals(self) -> TermSums | None:
-        """The named losses, once the step's lanes are joined; None if they have no names."""
+        """Return the named losses, once the step's lanes are joined; None if they have no names."""
 
 
 class OneLoss:
@@ -109,7 +109,7 @@ class NamedLosses(nn.Module):
         return total, count
 
     def _scaled(self, name: str, loss: Tensor, count: Tensor | float, whole: Tensor | float) -> Tensor:
-        """A loss times its weight, for a division by `whole` in place of its own count."""
+        """Return a loss times its weight, for a division by `whole` in place of its own count."""
         if not isinstance(loss, Tensor) or loss.dim() != 0:
             raise StepError(f"loss {name} must be a sum over the lane's samples: reduction='sum'")
         ratio: float | None = 1.0

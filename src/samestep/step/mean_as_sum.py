@@ -51,7 +51,7 @@ class CheckedTerms:
 
 
 def warning_about(value: LossValue, samples: int) -> str:
-    """What is wrong with the loss of a lane of so many samples; empty if nothing is."""
+    """Return what is wrong with the loss of a lane of so many samples; empty if nothing is."""
     named = value if isinstance(value, Mapping) else {"": value}
     for name, term in named.items():
         if not isinstance(term, tuple):
@@ -76,7 +76,7 @@ def warning_about(value: LossValue, samples: int) -> str:
 
 
 def is_mean(loss: Any, count: float) -> bool:
-    """Whether a loss was divided by how many things it was summed over, as its graph shows.
+    """Return whether a loss was divided by how many things it was summed over, as its graph shows.
 
     Args:
         loss: What is backpropagated.
@@ -87,7 +87,7 @@ def is_mean(loss: Any, count: float) -> bool:
 
 
 def is_sum(loss: Any) -> bool:
-    """Whether the last thing that was done to a loss, as its graph shows, is to add it up."""
+    """Return whether the last thing that was done to a loss, as its graph shows, is to add it up."""
     node = loss.grad_fn if isinstance(loss, Tensor) else None
     while node is not None and node.name().startswith(_KEPT_BY):
         node = node.next_functions[0][0]
@@ -119,7 +119,7 @@ def _ends_in_mean(node: Any, count: float, deepest: int) -> bool:
 
 
 def _number(value: Any) -> float | None:
-    """A number, where it can be read now."""
+    """Return a number, where it can be read now."""
     if not isinstance(value, Tensor):
         return float(value) if isinstance(value, int | float) else None
     capturing = value.is_cuda and torch.cuda.is_current_stream_capturing()

@@ -60,7 +60,7 @@ class MicroBatches(WholeLanes):
         super().run_step(passes, loss)
 
     def cut(self, batch: LaneBatch) -> list[LaneBatch]:
-        """The micro-batches of a lane."""
+        """Return the micro-batches of a lane."""
         assert self.pieces is not None, "found out before the first lane"
         return cut_batch(batch, self._size(self.pieces))
 
@@ -140,7 +140,7 @@ class MicroBatches(WholeLanes):
 
 
 def cut_batch(batch: LaneBatch, size: int) -> list[LaneBatch]:
-    """The batch in parts of `size` samples."""
+    """Return the batch in parts of `size` samples."""
     whole = len(batch)
     if whole <= size:
         return [batch]

@@ -40,7 +40,7 @@ def scale_gradients(params: Sequence[Parameter], factor: Tensor | float) -> None
 
 
 class PendingGradients:
-    """What a loop has in `.grad` and no update has read yet, where it accumulates over steps: a part of a checkpoint."""
+    """Gradients that no update has read yet, where a loop accumulates over steps: a part of a checkpoint."""
 
     def __init__(self, params: Sequence[Parameter], calls: ModuleCalls) -> None:
         self._params, self._calls = params, calls

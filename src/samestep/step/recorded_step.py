@@ -108,11 +108,11 @@ class RecordedLanes:
         self._stats, self.sums, self._starts = {}, RecordedSums([], []), []
 
     def sums_of_step(self) -> RecordedSums:
-        """What the last replay left, with losses and counts that the next one leaves alone."""
+        """Return what the last replay left, with losses and counts that the next one leaves alone."""
         return RecordedSums(self.sums.blocks, [_copied(stats) for stats in self.sums.stats])
 
     def results(self) -> list[Tensor | None]:
-        """The losses and gradients of the last run."""
+        """Return the losses and gradients of the last run."""
         losses = [stats.loss for stats in self._stats.values() if isinstance(stats.loss, Tensor)]
         return [*losses, *(grad for grads in self.sums.blocks for grad in grads)]
 
@@ -269,7 +269,7 @@ class RecordedStep:
         self._grads = [param.grad for param in engine.params]
 
     def _measured(self, rates: tuple[float, ...], flags: RankFlags) -> tuple[ReplayedStats, Updated]:
-        """What the replay measured, in memory that the next ones leave alone."""
+        """Return what the replay measured, in memory that the next ones leave alone."""
         numbers = self._numbers.next_row()
         updated = replace(self._updated, rates=rates, numbers=numbers)
         if updated.skipped is not None:
@@ -279,7 +279,7 @@ class RecordedStep:
         return ReplayedStats(numbers.unread, 2 * self._lane_count, self._stats, flags), updated
 
     def _put_grads(self) -> None:
-        """Where eager steps have put others, the gradients are this step's again."""
+        """Put this step's gradients back, where eager steps have put others."""
         for param, grad in zip(self._engine.params, self._grads, strict=True):
             if param.grad is not grad:
                 param.grad = grad
@@ -321,7 +321,7 @@ def refuse_other_numbers(lanes: RecordedLanes, eager: Sequence[Tensor | None], a
 
 
 def host_generators() -> tuple[Any, ...]:
-    """The states of the generators that a replay does not draw from."""
+    """Return the states of the generators that a replay does not draw from."""
     return (
         random.getstate(),
         pickle.dumps(np.random.get_state()),

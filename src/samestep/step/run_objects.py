@@ -39,7 +39,7 @@ def sorted_by_kind(objects: Sequence[Any]) -> tuple[list[nn.Module], list[Optimi
 def trainable(
     optimizers: Sequence[Optimizer], modules: Sequence[nn.Module]
 ) -> tuple[list[tuple[str, Parameter]], list[tuple[str, Parameter]]]:
-    """The optimizers' parameters by name: those that train, and those that are frozen."""
+    """Return the optimizers' parameters by name: those that train, and those that are frozen."""
     names = {id(p): name for module in modules for name, p in module.named_parameters()}
     seen: dict[int, tuple[str, Parameter]] = {}
     for number, optimizer in enumerate(optimizers):

@@ -42,12 +42,12 @@ class Step:
 
     @property
     def ends_epoch(self) -> bool:
-        """Whether this is the last step of its epoch."""
+        """Return whether this is the last step of its epoch."""
         return self._passes.data.ends_epoch
 
     @property
     def ends_run(self) -> bool:
-        """Whether it is the last of the run's steps, as far as their number is known beforehand."""
+        """Return whether it is the last of the run's steps, as far as their number is known beforehand."""
         return self._passes.data.index + 1 == self._passes.data.total
 
     @property

@@ -27,7 +27,7 @@ LossFunction = Callable[[LaneBatch], LossValue]
 
 
 class LaneRunner(Protocol):
-    """How a step whose loss is a function is run.
+    """Runs a step whose loss is a function.
 
     Lane by lane (`WholeLanes`), in micro-batches (`MicroBatches`), or as CUDA graphs
     (`GraphedSteps`): chosen when a run is prepared.
@@ -41,7 +41,7 @@ class LaneRunner(Protocol):
 
 
 class GlobalRunner(Protocol):
-    """How a step whose loss is over the whole global batch is run."""
+    """Runs a step whose loss is over the whole global batch."""
 
     def run(self, passes: Any, embed: Callable[[LaneBatch], Any], loss: Callable[[Any, Any], LossValue]) -> None:
         """Run the whole step."""
@@ -49,7 +49,7 @@ class GlobalRunner(Protocol):
 
 @dataclass(frozen=True)
 class StepEngine:
-    """What all steps of a run share."""
+    """The parts that all steps of a run share."""
 
     setup: RunSetup
     reduction: LaneReduction

@@ -1,4 +1,4 @@
-"""What each step measured: kept on the device, read in bulk, written by rank 0."""
+"""The measurements of each step: kept on the device, read in bulk, written by rank 0."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class StepRecord:
     """The losses that have names, each the mean over its own count."""
 
     def values(self) -> dict[str, Any]:
-        """The record as a line of metrics.jsonl."""
+        """Return the record as a line of metrics.jsonl."""
         row: dict[str, Any] = {
             "step": self.step,
             "epoch": self.epoch,
@@ -143,7 +143,7 @@ def _measured(entry: _Pending) -> Sequence[Tensor | float | None]:
 
 
 def step_numbers(updated: Updated, terms: TermSums | None, stats: LocalStats) -> list[Tensor | float | None]:
-    """The numbers of a step: skipped, scale, norms, named losses, and the lanes' losses and counts."""
+    """Return the numbers of a step: skipped, scale, norms, named losses, and the lanes' losses and counts."""
     skipped = 0.0 if updated.skipped is None else updated.skipped
     norms = () if updated.norms is None else (updated.norms,)
     named = () if terms is None else (terms.sums,)
@@ -189,6 +189,6 @@ def _named_means(terms: TermSums, sums: Sequence[float], count: float) -> dict[s
 
 
 def _mean_loss(values: Sequence[float]) -> tuple[float, float]:
-    """The step's loss per counted thing, summed over the lanes in the tree's order; the count."""
+    """Return the step's loss per counted thing, summed over the lanes in the tree's order; the count."""
     total = sum(values[1::2])
     return (sum_of_lanes(values[::2]) / total if total else 0.0), total

@@ -1,4 +1,4 @@
-"""What lanes cannot train, refused before the first step with what to do instead."""
+"""Refuses what lanes cannot train before the first step, with what to do instead."""
 
 from __future__ import annotations
 
@@ -75,13 +75,13 @@ def _optimizers(optimizers: Sequence[Optimizer]) -> Iterator[str]:
 
 
 def has_batchnorm(module: nn.Module) -> bool:
-    """Whether a layer in it normalises over samples."""
+    """Return whether a layer in it normalises over samples."""
     kinds = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
     return any(isinstance(part, kinds) for part in module.modules())
 
 
 def lonely_samples(modules: Sequence[nn.Module], lane_batch: int, tail: int) -> str:
-    """A warning where BatchNorm gets one sample alone; empty if it does not.
+    """Return a warning where BatchNorm gets one sample alone; empty if it does not.
 
     Args:
         modules: All of the run's.

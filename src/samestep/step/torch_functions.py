@@ -1,4 +1,4 @@
-"""What is known of torch functions by their names."""
+"""Facts about torch functions, by their names."""
 
 from __future__ import annotations
 

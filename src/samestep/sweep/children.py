@@ -42,7 +42,7 @@ class Events:
 
     @property
     def variables(self) -> dict[str, str]:
-        """What tells runs where to send it."""
+        """Return what tells runs where to send it."""
         return wake_variables(self._folder / "wake")
 
     def watch(self, pid: int) -> None:
@@ -90,13 +90,13 @@ class Child:
     """Its exit code, or minus the signal that ended it; None while it runs."""
 
     def last_words(self) -> str:
-        """What it printed last, which in a command that failed is the reason."""
+        """Return what it printed last, which in a command that failed is the reason."""
         lines = [line.strip() for line in read_lines(self.output) if line.strip()]
         said = [line for line in lines if line.startswith("samestep: ")] or lines
         return short(said[-1].removeprefix("samestep: "), 500) if said else ""
 
     def ending(self) -> str:
-        """How it ended, in words."""
+        """Return how it ended, in words."""
         if self.code is not None and self.code < 0:
             known = -self.code in list(signal.Signals)
             name = signal.Signals(-self.code).name if known else f"signal {-self.code}"

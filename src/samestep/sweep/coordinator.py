@@ -144,7 +144,7 @@ class Coordinator:
     # -- which trial, with which values ----------------------------------------------------
 
     def _next_number(self) -> int | None:
-        """The trial that may begin now; None if none may."""
+        """Return the trial that may begin now; None if none may."""
         number = len(self._live) + len(self._over)
         limit = seconds_of(self._sweep.timeout)
         if limit is not None and time.monotonic() - self._began >= limit:
@@ -155,11 +155,11 @@ class Coordinator:
         return None if waits else number
 
     def _round_of(self, number: int) -> int:
-        """The first trial of a trial's round."""
+        """Return the first trial of a trial's round."""
         return number - number % self._sweep.round
 
     def _known(self, number: int) -> Known:
-        """The finished trials that a trial's values and pruning may follow from."""
+        """Return the finished trials that a trial's values and pruning may follow from."""
         first = self._round_of(number) if self._sweep.deterministic else None
         return {at: r.frozen for at, r in self._over.items() if first is None or at < first}
 
@@ -330,7 +330,7 @@ class Coordinator:
         return f"pruned ({sweep.pruner}): {at}" if prune else ""
 
     def _look_around(self) -> None:
-        """Whether somebody wants this sweep to stop, or runs it in this process's place."""
+        """Raise if somebody wants this sweep to stop, or runs it in this process's place."""
         now = time.monotonic()
         if now - self._looked < _SECONDS_BETWEEN_LOOKS:
             return
@@ -343,6 +343,6 @@ class Coordinator:
 
 
 def _row(sweep: SweepConfig, record: TrialRecord) -> dict[str, Any]:
-    """What trackers get of a trial that is over."""
+    """Return what trackers get of a trial that is over."""
     values = record.objectives or (() if record.value is None else (record.value,))
     return {"state": record.state, **dict(zip(sweep.metrics, values, strict=False))}

@@ -33,7 +33,7 @@ OUT_OF_FOLD = "out_of_fold.jsonl"
 
 @dataclass(frozen=True)
 class CvRequest:
-    """What to cross-validate, and how."""
+    """Settings of a cross-validation."""
 
     config: Path
     overrides: tuple[str, ...]
@@ -56,7 +56,7 @@ class CvRequest:
 
 @dataclass(frozen=True)
 class FoldResult:
-    """What one fold came to."""
+    """The result of one fold."""
 
     fold: int
     status: str
@@ -68,7 +68,7 @@ class FoldResult:
 
 
 def metrics_of(result: RunResult, which: Which) -> Mapping[str, Any]:
-    """The values of a run's best evaluation, or of its last one."""
+    """Return the values of a run's best evaluation, or of its last one."""
     if which == "best" and result.best is not None:
         found: Mapping[str, Any] = result.best["metrics"]
         return found
@@ -129,7 +129,7 @@ def cross_validate(request: CvRequest, report: Report) -> dict[str, Any]:
 
 
 def fold_specs(request: CvRequest, folder: Path, folds: Path, count: int) -> list[RunSpec]:
-    """The run of each fold."""
+    """Return the run of each fold."""
     return [
         RunSpec(
             f"fold {number}",
@@ -145,7 +145,7 @@ def fold_specs(request: CvRequest, folder: Path, folds: Path, count: int) -> lis
 
 
 def _tracked(spec: RunSpec, study: TrackedStudy, name: str) -> RunSpec:
-    """The run of a fold as trackers are to show it."""
+    """Return the run of a fold as trackers are to show it."""
     shown = study.overrides("fold", f"{name[:80]}-{spec.folder.name}")
     return replace(spec, overrides=(*spec.overrides, *shown))
 
@@ -194,7 +194,7 @@ def _train(specs: Sequence[RunSpec], children: Children, folder: Path, report: R
 
 
 def _predict(specs: Sequence[RunSpec], folds: Folds, children: Children, folder: Path, report: Report) -> str | None:
-    """Every sample's prediction by the model that was not trained on it, in one file."""
+    """Return every sample's prediction by the model that was not trained on it, in one file."""
     for spec in specs:
         target = spec.folder / "predictions.jsonl"
         if is_file(target):
@@ -244,7 +244,7 @@ def _summary(
 
 
 def mean_and_std(metrics: Sequence[Mapping[str, Any]]) -> tuple[dict[str, float], dict[str, float]]:
-    """Of every number that all folds have; the standard deviation is that of a sample (k - 1)."""
+    """Return mean and standard deviation of every number that all folds have; that of a sample (k - 1)."""
     names = [name for name in metrics[0] if all(isinstance(fold.get(name), (int, float)) for fold in metrics)]
     values = {name: [float(fold[name]) for fold in metrics] for name in names}
     mean = {name: math.fsum(numbers) / len(numbers) for name, numbers in values.items()}

@@ -1,4 +1,4 @@
-"""Where a sweep's trials are kept: in a file of its directory, or in a database by its URL.
+"""The storage of a sweep's trials: a file in its directory, or a database by its URL.
 
 A URL's password is in the environment and in the connection, and nowhere else: files, messages and trackers
 get the text of the sweep's file, in which `${NAME}` stands for it.
@@ -55,7 +55,7 @@ class Database:
             engine.dispose()
 
     def error(self, what: str, error: Exception) -> StorageError:
-        """What Optuna or SQLAlchemy has raised, which have no root in common, without the password."""
+        """Return what Optuna or SQLAlchemy has raised, which have no root in common, without the password."""
         return StorageError(f"{self.name} {what}: {_reason(error, self.secret)}")
 
     @contextmanager
@@ -80,7 +80,7 @@ class Database:
 
 
 def check_storage(storage: str) -> None:
-    """Whether a sweep can use this as its storage, as far as that is known without a connection.
+    """Raise if a sweep cannot use this as its storage, as far as that is known without a connection.
 
     Raises:
         TextError: if it is neither the name of a file nor the URL of a database that can be used here.
@@ -90,7 +90,7 @@ def check_storage(storage: str) -> None:
 
 
 def name_of(storage: str, folder: Path) -> str:
-    """What tells a storage from others.
+    """Return what tells a storage from others.
 
     Raises:
         StorageError: if a variable that it names is not set.
@@ -161,7 +161,7 @@ def _patience(driver: str) -> dict[str, Any]:
 
 
 def _url(text: str, environ: Mapping[str, str]) -> URL:
-    """The URL that a text is; raises a `TextError` that holds no password."""
+    """Return the URL that a text is; raises a `TextError` that holds no password."""
     from sqlalchemy.engine import make_url
     from sqlalchemy.exc import ArgumentError
 
@@ -209,7 +209,7 @@ def _refuse_written_secrets(url: URL) -> None:
 
 
 def _with_variables(url: URL, environ: Mapping[str, str]) -> URL:
-    """A URL with the values of variables; by its parts, so that no character of a password ends one."""
+    """Return a URL with the values of variables; by its parts, so that no character of a password ends one."""
 
     def filled(part: str | None) -> str | None:
         if part is None:
@@ -254,7 +254,7 @@ def _name(url: URL) -> str:
 
 
 def _reason(error: Exception, secret: str) -> str:
-    """What a library reports, on one line, without the password, a statement, or where to read more."""
+    """Return what a library reports, on one line, without the password, a statement, or where to read more."""
     cause: Any = error.__cause__ if error.__cause__ is not None else error
     text = str(getattr(cause, "orig", None) or cause) or type(error).__name__
     text = " ".join(text.split("\n(Background")[0].split())

@@ -1,4 +1,4 @@
-"""What only a task's own code can tell of a sweep: which metrics it has, and whether its data can be split.
+"""Asks a task's own code: which metrics it has, and whether its data can be split.
 
 It runs in a process of its own: a sweep that waits for its trials holds no dataset in memory.
 """
@@ -24,7 +24,7 @@ from samestep.sweep.study_folder import write_document
 
 @dataclass(frozen=True)
 class Examination:
-    """What a task has told."""
+    """The answers of a task."""
 
     metrics: tuple[str, ...]
     validates: bool
@@ -105,7 +105,7 @@ def examine(loaded: LoadedSweep, folder: Path, children: Children) -> Examinatio
 
 
 def folds_file(sweep: SweepConfig, folder: Path) -> Path:
-    """Where a sweep's folds are."""
+    """Return where a sweep's folds are."""
     if sweep.folds is None or sweep.folds.file is None:
         return (folder / "folds.json").resolve()
     return (sweep.base_path.parent / sweep.folds.file).resolve()

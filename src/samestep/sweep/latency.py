@@ -1,4 +1,4 @@
-"""How long the models of trials take to predict, measured here and now, in a process of its own."""
+"""Times the models of trials here and now, in another process."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Seconds:
 
 @dataclass(frozen=True)
 class Latency:
-    """What a trial's model takes for one sample, and for a batch."""
+    """The time of a trial's model for one sample, and for a batch."""
 
     one: Seconds
     batch: Seconds
@@ -47,7 +47,7 @@ class Latency:
 
 
 def measure_latencies(runs: Mapping[int, Path], batch: int) -> dict[int, Latency]:
-    """The latencies of trials' models, by number.
+    """Return the latencies of trials' models, by number.
 
     Args:
         runs: A run of each trial.

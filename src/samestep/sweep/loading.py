@@ -31,7 +31,7 @@ _EXAMPLE = "a sweep is a mapping with base, space and objective"
 
 @dataclass
 class SweepFile:
-    """What a sweep's files set, and what is wrong with them."""
+    """The values of a sweep's files, and what is wrong with them."""
 
     values: dict[str, Any]
     lines: dict[str, str] = field(default_factory=dict)
@@ -42,7 +42,7 @@ class SweepFile:
 
     @classmethod
     def of_mapping(cls, source: Mapping[str, Any]) -> SweepFile:
-        """The values of a mapping, as a sweep's directory keeps them."""
+        """Return the values of a mapping, as a sweep's directory keeps them."""
         values, mistakes = with_objectives(source)
         mistakes += [Mistake(key, ONLY_IN_FILES) for key in LAYER_KEYS if key in values]
         values = {key: value for key, value in values.items() if key not in LAYER_KEYS}
@@ -50,7 +50,7 @@ class SweepFile:
 
 
 def read_sweep_file(path: Path) -> SweepFile:
-    """The values of a sweep's file and of those it names; the later wins, in sections key by key.
+    """Return the values of a sweep's file and of those it names; the later wins, in sections key by key.
 
     Raises:
         ConfigError: if it cannot be read, or holds no keys.
@@ -187,7 +187,7 @@ def _apply(values: dict[str, Any], overrides: Sequence[str]) -> Iterator[Mistake
 
 
 def _validate(values: Mapping[str, Any], mistakes: list[Mistake]) -> SweepConfig | None:
-    """The sweep; with mistakes, one without the wrong values, so that all others are reported as well."""
+    """Return the sweep; with mistakes, one without the wrong values, so that all others are reported as well."""
     try:
         return SweepConfig.model_validate(values)
     except ValidationError as error:
@@ -209,7 +209,9 @@ def _validate(values: Mapping[str, Any], mistakes: list[Mistake]) -> SweepConfig
 
 
 def _key_of(found: Any) -> str:
-    """The key that an error of pydantic is about; where that is a value, it also names the kinds that one may be of."""
+    """Return the key that an error of pydantic is about; where that is a value, it also names the kinds that one may be
+    of.
+    """
     parts = [str(part) for part in found["loc"]]
     if found["type"] != "extra_forbidden":
         parts = list(takewhile(lambda part: part.replace("_", "").isalnum(), parts))

@@ -52,7 +52,7 @@ def import_optuna() -> Any:
 
 
 def part_mistakes(sweep: SweepConfig) -> list[Mistake]:
-    """What is wrong with the sampler's and the pruner's names and arguments."""
+    """Return what is wrong with the sampler's and the pruner's names and arguments."""
     mistakes: list[Mistake] = []
     for key, known in (("sampler", SAMPLERS), ("pruner", PRUNERS)):
         name, given = getattr(sweep, key), getattr(sweep, f"{key}_args")
@@ -92,7 +92,7 @@ def part_mistakes(sweep: SweepConfig) -> list[Mistake]:
 
 
 def _objective_mistakes(sweep: SweepConfig) -> list[Mistake]:
-    """What several objectives do not go with."""
+    """Return what several objectives do not go with."""
     mistakes = []
     if sweep.sampler == "cmaes" and importlib.util.find_spec("cmaes") is None:
         raise MissingExtraError("sampler: cmaes", "sweeps")
@@ -128,13 +128,13 @@ def _class(key: str, name: str) -> Any:
 
 
 def seed_of(sweep: SweepConfig, number: int) -> int:
-    """A seed for each trial: a sampler that continues after a resume would repeat its first draws."""
+    """Return a seed for each trial: a sampler that continues after a resume would repeat its first draws."""
     digest = hashlib.sha256(f"{sweep.seed}:{number}".encode()).digest()
     return int.from_bytes(digest[:4], "big")
 
 
 def distributions(space: Mapping[str, Domain]) -> dict[str, Any]:
-    """A space as Optuna has it."""
+    """Return a space as Optuna has it."""
     optuna = import_optuna()
     found: dict[str, Any] = {}
     for key, domain in space.items():
@@ -150,7 +150,7 @@ def distributions(space: Mapping[str, Domain]) -> dict[str, Any]:
 
 
 def trial_count(sweep: SweepConfig) -> int:
-    """How many trials there are: a grid has no more than its points."""
+    """Return how many trials there are: a grid has no more than its points."""
     if sweep.sampler != "grid":
         return sweep.trials
     sizes = [len(domain.grid() or ()) for domain in sweep.domains.values()]
@@ -158,7 +158,7 @@ def trial_count(sweep: SweepConfig) -> int:
 
 
 def draw(sweep: SweepConfig, number: int, known: Known) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The values of a trial, by key, and what the sampler notes about it.
+    """Return the values of a trial, by key, and what the sampler notes about it.
 
     Args:
         sweep: The sweep.
@@ -180,7 +180,7 @@ def draw(sweep: SweepConfig, number: int, known: Known) -> tuple[dict[str, Any],
 def decide(
     sweep: SweepConfig, number: int, values: Mapping[str, Any], reported: Sequence[tuple[int, float]], known: Known
 ) -> tuple[bool, dict[str, Any]]:
-    """Whether a trial is pruned after its last report, and what the pruner notes about it.
+    """Return whether a trial is pruned after its last report, and what the pruner notes about it.
 
     Args:
         sweep: The sweep.
@@ -213,7 +213,7 @@ def _make(key: str, name: str, given: dict[str, Any]) -> Any:
 
 
 def _study(sweep: SweepConfig, number: int, known: Known, **parts: Any) -> Any:
-    """A study in memory, whose next trial has this number and sees the known ones only."""
+    """Return a study in memory, whose next trial has this number and sees the known ones only."""
     optuna = import_optuna()
     study = optuna.create_study(directions=sweep.directions, study_name=sweep.name, **parts)
     failed = optuna.trial.create_trial(state=optuna.trial.TrialState.FAIL)
@@ -222,7 +222,7 @@ def _study(sweep: SweepConfig, number: int, known: Known, **parts: Any) -> Any:
 
 
 def _shared(trial: Any) -> Any:
-    """A finished trial that a study in memory takes as it is: to copy thousands takes most of a decision's time."""
+    """Return a finished trial that a study in memory takes as it is: to copy thousands takes most of a decision's time."""
     found = copy.copy(trial)
     found.__dict__["__deepcopy__"] = lambda memo: copy.copy(trial)
     return found

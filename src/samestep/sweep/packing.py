@@ -1,4 +1,4 @@
-"""How many trials run side by side on this machine, with how many ranks and threads each.
+"""The number of trials that run side by side on this machine, and the ranks and threads of each.
 
 Decided once, before the first trial. Nothing of it changes what a trial comes to.
 """
@@ -36,7 +36,7 @@ class Packing:
     """All of it in a line, with what is too much."""
 
     def variables(self, slot: int) -> dict[str, str]:
-        """What one of the trials side by side sees of the GPUs: as many as it has ranks, and none of another's."""
+        """Return what one of the trials side by side sees of the GPUs: as many as it has ranks, and none of another's."""
         if not self.devices:
             return {}
         mine = self.devices[slot * self.ranks : (slot + 1) * self.ranks]
@@ -78,7 +78,7 @@ def pack(sweep: SweepConfig, base: Config, trials: int, environ: Mapping[str, st
 
 
 def rank_threads(base: Config, cpus: Fact[int], ranks: int, environ: Mapping[str, str]) -> Fact[int]:
-    """The threads of each rank of a run, as the run itself will choose them."""
+    """Return the threads of each rank of a run, as the run itself will choose them."""
     section = base.distributed
     on_cpu = section.device == "cpu" or not expects_gpu(environ)
     chosen = chosen_threads(section, requested_threads(environ), on_cpu, base.same)

@@ -1,4 +1,4 @@
-"""What a sweep's plots show: its trials as panels, for a picture or a page."""
+"""The plots of a sweep: its trials as panels, for a picture or a page."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _LONGEST_LABEL = 18
 def sweep_panels(
     sweep: SweepConfig, trials: Sequence[TrialRecord], important: Mapping[str, float], costs: Mapping[int, float]
 ) -> list[Panel]:
-    """The panels of a sweep, without those that have nothing to show.
+    """Return the panels of a sweep, without those that have nothing to show.
 
     Args:
         sweep: The sweep.
@@ -43,7 +43,7 @@ def sweep_panels(
 
 
 def _fits(sweep: SweepConfig, trial: TrialRecord) -> bool:
-    """Whether a trial is in the space; one that another program put into the storage may not be."""
+    """Return whether a trial is in the space; one that another program put into the storage may not be."""
     return all(
         key in trial.values and (not domain.choices or trial.values[key] in domain.choices)
         for key, domain in sweep.domains.items()
@@ -51,7 +51,7 @@ def _fits(sweep: SweepConfig, trial: TrialRecord) -> bool:
 
 
 def described(sweep: SweepConfig, trial: TrialRecord) -> str:
-    """A trial in a few lines, for the pointer."""
+    """Return a trial in a few lines, for the pointer."""
     value = "" if trial.value is None else f" {trial.value:.6g}"
     rows = [f"{sweep.objective.metric}{value} ({trial.state})"]
     rows += [f"{key} = {shown(value)}" for key, value in trial.values.items()]
@@ -59,13 +59,13 @@ def described(sweep: SweepConfig, trial: TrialRecord) -> str:
 
 
 def shown(value: Any) -> str:
-    """A value of the config in a few letters."""
+    """Return a value of the config in a few letters."""
     text = f"{value:.4g}" if isinstance(value, float) else str(value)
     return text if len(text) <= _LONGEST_LABEL else f"{text[: _LONGEST_LABEL - 1]}…"
 
 
 def by_state(trials: Sequence[TrialRecord]) -> Iterator[tuple[str, list[TrialRecord]]]:
-    """The trials of each state that there is, what matters least first: it is drawn below the others."""
+    """Yield the trials of each state that there is, what matters least first: it is drawn below the others."""
     for state in ("failed", "running", "pruned", "complete"):
         found = [trial for trial in trials if trial.state == state]
         if found:
@@ -75,7 +75,7 @@ def by_state(trials: Sequence[TrialRecord]) -> Iterator[tuple[str, list[TrialRec
 def points(
     sweep: SweepConfig, trials: Sequence[TrialRecord], places: Mapping[int, float], heights: Mapping[int, float | None]
 ) -> list[Line]:
-    """A mark for each trial, in the color of its state, and a star for the best."""
+    """Return a mark for each trial, in the color of its state, and a star for the best."""
     lines = []
     best = best_of(sweep, list(trials))
     for state, group in by_state([trial for trial in trials if trial.number in places]):

@@ -14,7 +14,7 @@ _MOST_NAMED = 10
 
 
 def front(sweep: SweepConfig, trials: Sequence[TrialRecord]) -> list[TrialRecord]:
-    """The complete trials that no other is at least as good as in all objectives and better in one.
+    """Return the complete trials that no other is at least as good as in all objectives and better in one.
 
     With one objective: the best, and those that are equal to it.
     """
@@ -31,7 +31,7 @@ def front(sweep: SweepConfig, trials: Sequence[TrialRecord]) -> list[TrialRecord
 
 
 def best_words(sweep: SweepConfig, trials: Sequence[TrialRecord]) -> str:
-    """The best trial so far, or the front; empty if none is complete."""
+    """Return the best trial so far, or the front; empty if none is complete."""
     if sweep.further_objectives:
         numbers = [str(trial.number) for trial in front(sweep, trials)]
         more = ", ..." if len(numbers) > _MOST_NAMED else ""
@@ -42,7 +42,7 @@ def best_words(sweep: SweepConfig, trials: Sequence[TrialRecord]) -> str:
 
 
 def results_of(sweep: SweepConfig, folder: Path, number: int) -> list[RunResult]:
-    """What the runs of a trial came to, which are all done."""
+    """Return what the runs of a trial came to, which are all done."""
     home = trial_folder(folder, number)
     folds = [home] if sweep.folds is None else [home / f"fold-{n}" for n in range(sweep.folds.k)]
     found = [read_result(run) for run in folds]

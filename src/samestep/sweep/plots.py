@@ -27,7 +27,7 @@ FEWEST = 4
 
 
 def importances(sweep: SweepConfig, trials: Sequence[TrialRecord]) -> tuple[dict[str, float], str | None]:
-    """The importance of each key, the greatest first, and why there is none, if there is none.
+    """Return the importance of each key, the greatest first, and why there is none, if there is none.
 
     Args:
         sweep: The sweep.
@@ -68,7 +68,7 @@ _FRONT = "#7a3e9d"
 
 
 def pareto_panels(sweep: SweepConfig, trials: Sequence[TrialRecord]) -> Iterator[Panel]:
-    """A panel for each further objective; none if no trial is complete."""
+    """Yield a panel for each further objective; none if no trial is complete."""
     done = [trial for trial in trials if len(trial.objectives) == len(sweep.metrics)]
     best = sorted(front(sweep, done), key=lambda trial: trial.objectives)
     others = [trial for trial in done if trial not in best]
@@ -102,7 +102,7 @@ def _marks(sweep: SweepConfig, trials: Sequence[TrialRecord], at: int, group: st
 
 @dataclass(frozen=True)
 class SweepPlots:
-    """What is drawn of a sweep, as it is now."""
+    """The plots of a sweep, as it is now."""
 
     sweep: SweepConfig
     trials: Sequence[TrialRecord]
@@ -126,7 +126,7 @@ class SweepPlots:
 
 
 def plots_of(loaded: LoadedSweep) -> SweepPlots:
-    """The plots of a sweep, also while it runs."""
+    """Return the plots of a sweep, also while it runs."""
     sweep, trials = loaded.sweep, trials_of(loaded)
     important, why = importances(sweep, trials)
     costs = {

@@ -1,4 +1,4 @@
-"""What a sweep's directory tells: its trials, the best of them, and that one's config."""
+"""Reads a sweep's directory: its trials, the best of them, and that one's config."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from samestep.sweep.study_folder import SWEEP, is_signed
 
 
 def reload_sweep(folder: Path, trust: bool = False) -> LoadedSweep:
-    """The sweep that a directory is of, to look at: nothing that it names is imported.
+    """Return the sweep that a directory is of, to look at: nothing that it names is imported.
 
     Args:
         folder: The sweep's directory, which may come from anyone.
@@ -41,7 +41,7 @@ def reload_sweep(folder: Path, trust: bool = False) -> LoadedSweep:
 
 
 def resumed_sweep(folder: Path, overrides: list[str], trust: bool) -> LoadedSweep:
-    """The sweep that a directory is of, to run.
+    """Return the sweep that a directory is of, to run.
 
     Raises:
         NotTrusted: if this user has not started it: it names code to run.
@@ -51,7 +51,7 @@ def resumed_sweep(folder: Path, overrides: list[str], trust: bool) -> LoadedSwee
 
 
 def _whole(folder: Path) -> dict[str, Any]:
-    """The sweep's document with its signature."""
+    """Return the sweep's document with its signature."""
     try:
         document = read_json(folder / SWEEP)
     except TextError as error:
@@ -72,7 +72,7 @@ def _read(folder: Path, check: bool = False) -> dict[str, Any]:
 
 
 def trials_of(loaded: LoadedSweep) -> list[TrialRecord]:
-    """All trials of a sweep, as they are now."""
+    """Return all trials of a sweep, as they are now."""
     if not Storage.exists(loaded.sweep.path):
         return []
     refuse_other_storage(loaded.sweep, loaded.sweep.path)
@@ -84,7 +84,7 @@ def trials_of(loaded: LoadedSweep) -> list[TrialRecord]:
 
 
 def best_trial(loaded: LoadedSweep) -> TrialRecord:
-    """The best trial so far; raises a `RunDirError` if none is complete."""
+    """Return the best trial so far; raises a `RunDirError` if none is complete."""
     best = best_of(loaded.sweep, trials_of(loaded))
     if best is None:
         raise RunDirError(f"no trial of {loaded.sweep.path} is complete yet")
@@ -101,7 +101,7 @@ def complete_trial(loaded: LoadedSweep, number: int) -> TrialRecord:
 
 
 def trial_config(loaded: LoadedSweep, trial: TrialRecord, why: str = "") -> str:
-    """The base with a trial's values, as YAML: for the final training, on all of train_data.
+    """Return the base with a trial's values, as YAML: for the final training, on all of train_data.
 
     Args:
         loaded: The sweep.

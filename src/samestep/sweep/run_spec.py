@@ -14,13 +14,13 @@ from samestep.sweep.children import Child, Children
 
 
 def override(key: str, value: Any) -> str:
-    """A value as the command line takes it; the same to the bit when it is read."""
+    """Return a value as the command line takes it; the same to the bit when it is read."""
     return f"{key}={json.dumps(value, ensure_ascii=False)}"
 
 
 @dataclass(frozen=True)
 class RunSpec:
-    """What to train, and where."""
+    """A run to train, and its directory."""
 
     name: str
     """What messages call it."""
@@ -40,11 +40,11 @@ class RunSpec:
     """Seconds in which such a run must come to its first step, if `hang_timeout` is set."""
 
     def result(self) -> RunResult | None:
-        """What the run has come to, if it has begun."""
+        """Return what the run has come to, if it has begun."""
         return read_result(self.folder)
 
     def words(self) -> tuple[str, ...]:
-        """The command that trains it: in one process, or on ranks of this machine."""
+        """Return the command that trains it: in one process, or on ranks of this machine."""
         overrides = (*self.overrides, override("run_dir", str(self.folder)))
         options = [] if self.ask is None else ["--ask", str(self.ask)]
         if self.launch:
@@ -65,7 +65,7 @@ class RunSpec:
 
 
 def why_failed(spec: RunSpec, child: Child) -> str:
-    """Why a run has not come to its end."""
+    """Return why a run has not come to its end."""
     result = spec.result()
     if result is not None and result.status == "failed" and result.reason:
         return result.reason

@@ -1,4 +1,4 @@
-"""What a sweep's file can set. A field is a type, a default and one sentence."""
+"""The schema of a sweep's file. A field is a type, a default and one sentence."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ _SECONDS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 
 
 def seconds_of(duration: str | None) -> float | None:
-    """How long `30m` or `8h` is; None for nothing."""
+    """Return how long `30m` or `8h` is; None for nothing."""
     if duration is None:
         return None
     return float(duration[:-1]) * _SECONDS[duration[-1]]
 
 
 def parse_duration(text: str) -> float | None:
-    """The seconds of a duration on a command line; None for `none`.
+    """Return the seconds of a duration on a command line; None for `none`.
 
     Raises:
         TextError: if it is no duration.
@@ -44,7 +44,7 @@ def parse_duration(text: str) -> float | None:
 
 
 class ObjectiveConfig(Section):
-    """What makes a trial better than another."""
+    """The rule by which a trial is better than another."""
 
     metric: str = Field(description="a value that the evaluation reports")
     mode: Literal["min", "max"] = Field("min", description="whether lower or higher is better")
@@ -52,7 +52,7 @@ class ObjectiveConfig(Section):
 
 
 class FurtherObjectiveConfig(Section):
-    """What else makes a trial better, at the evaluation that the first objective takes."""
+    """A further objective, at the evaluation that the first objective takes."""
 
     metric: str = Field(description="a value that the evaluation reports")
     mode: Literal["min", "max"] = Field("min", description="whether lower or higher is better")
@@ -136,12 +136,12 @@ class SweepConfig(Section):
 
     @property
     def runs_here(self) -> bool:
-        """Whether the trials share the GPUs and CPUs of this machine."""
+        """Return whether the trials share the GPUs and CPUs of this machine."""
         return self.via in (None, "torchrun") or (self.via == "mpirun" and self.hosts is None)
 
     @property
     def may_be_warm(self) -> bool:
-        """Whether runs may be forked: only those whose ranks this process, or its children, start."""
+        """Return whether runs may be forked: only those whose ranks this process, or its children, start."""
         return self.warm is not False and self.via in (None, "torchrun")
 
     @property
@@ -151,7 +151,7 @@ class SweepConfig(Section):
 
     @property
     def metrics(self) -> tuple[str, ...]:
-        """What the objectives measure, the first one first."""
+        """Return what the objectives measure, the first one first."""
         return self.objective.metric, *(more.metric for more in self.further_objectives)
 
     @property
@@ -166,7 +166,7 @@ class SweepConfig(Section):
         return ["maximize" if sign < 0 else "minimize" for sign in self.signs]
 
     def definition(self) -> Mapping[str, Any]:
-        """What makes it this sweep and no other: all that its trials' values follow from."""
+        """Return what makes it this sweep and no other: all that its trials' values follow from."""
         document = self.model_dump(mode="json")
         for key in _CHANGEABLE:
             del document[key]
@@ -183,5 +183,5 @@ _CHANGEABLE = (
 
 
 def is_module_class(name: str) -> bool:
-    """Whether a sampler or pruner is named as module:Class."""
+    """Return whether a sampler or pruner is named as module:Class."""
     return re.fullmatch(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*", name) is not None

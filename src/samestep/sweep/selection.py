@@ -1,4 +1,4 @@
-"""Which trial to take: the best one, or the fastest of those that are nearly as good."""
+"""Selects a trial: the best one, or the fastest of those that are nearly as good."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class Choice:
         return {**found, "candidates": candidates}
 
     def words(self, metric: str) -> str:
-        """Why this trial, in one sentence."""
+        """Return why this trial, in one sentence."""
         within = f"within {self.margin:g} of the best, {metric} {self.best.value:.6g} (trial {self.best.number})"
         if self.trial.number == self.best.number:
             return f"no trial {within}, has fewer {self.measure}: {self.cost:.4g}"
@@ -59,7 +59,7 @@ class Choice:
         return f"trial {self.trial.number} is {within}, and has the fewest: {costs}"
 
     def figures(self, metric: str) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
-        """What was measured, as the header and the rows of a table; no rows if nothing was."""
+        """Return what was measured, as the header and the rows of a table; no rows if nothing was."""
         rows: list[tuple[str, ...]] = []
         for trial in self.candidates if self.latencies else ():
             taken = self.latencies[trial.number]
@@ -69,7 +69,7 @@ class Choice:
 
 
 def prefer_faster(loaded: LoadedSweep, margin: float) -> Choice:
-    """The fastest trial whose value is within a margin of the best.
+    """Return the fastest trial whose value is within a margin of the best.
 
     By what its model takes for one sample, measured now; where that cannot be, by its training.
 
@@ -124,14 +124,14 @@ def _by_latency(loaded: LoadedSweep, near: Sequence[TrialRecord], best: TrialRec
 
 
 def _least(near: Sequence[TrialRecord], best: TrialRecord, costs: Mapping[int, float]) -> TrialRecord:
-    """Of equal ones the better, and of those the first."""
+    """Return the least; of equal ones the better, and of those the first."""
     value = best.value or 0.0
     order = [(costs[t.number], abs((t.value or 0.0) - value), t.number, t) for t in near]
     return min(order, key=lambda entry: entry[:3])[3]
 
 
 def seconds_per_sample(sweep: SweepConfig, trial: TrialRecord) -> float | None:
-    """What a sample costs in training, the mean of a trial's folds; None if a run has not measured it.
+    """Return what a sample costs in training, the mean of a trial's folds; None if a run has not measured it.
 
     Not of a step: batches of trials may differ.
     """
@@ -150,7 +150,7 @@ def seconds_per_sample(sweep: SweepConfig, trial: TrialRecord) -> float | None:
 
 
 def parameters(sweep: SweepConfig, trial: TrialRecord) -> float | None:
-    """How many numbers a trial's model has; None if it has left no model."""
+    """Return how many numbers a trial's model has; None if it has left no model."""
     from safetensors import SafetensorError, safe_open
 
     path = runs_of(sweep, trial)[0] / MODEL
@@ -172,7 +172,7 @@ _MEASURES: dict[str, Callable[[SweepConfig, TrialRecord], float | None]] = {
 
 
 def runs_of(sweep: SweepConfig, trial: TrialRecord) -> Sequence[Path]:
-    """The directories of a trial's runs, one for each fold."""
+    """Return the directories of a trial's runs, one for each fold."""
     home = trial_folder(sweep.path, trial.number)
     if sweep.folds is None:
         return [home]

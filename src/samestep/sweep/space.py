@@ -1,4 +1,4 @@
-"""What a sweep may choose: for each key of the config, a range or a list of values."""
+"""The space of a sweep: for each key of the config, a range or a list of values."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Domain:
         yield from self.choices if self.kind == "choice" else (self.low, self.high)
 
     def grid(self) -> tuple[Any, ...] | None:
-        """All values; None if there are endlessly many."""
+        """Return all values; None if there are endlessly many."""
         if self.kind == "choice":
             return self.choices
         step = self.step if self.step is not None else (1 if self.kind == "int" else None)
@@ -55,12 +55,12 @@ Space = Mapping[str, Domain]
 
 
 def encoded(domain: Domain, value: Any) -> Any:
-    """A value as Optuna keeps it: a choice among lists or mappings by its text."""
+    """Return a value as Optuna keeps it: a choice among lists or mappings by its text."""
     return json.dumps(value) if _by_text(domain) else value
 
 
 def decoded(domain: Domain, value: Any) -> Any:
-    """The value that Optuna's stands for."""
+    """Return the value that Optuna's stands for."""
     if not _by_text(domain):
         return value
     return next(choice for choice in domain.choices if json.dumps(choice) == value)
@@ -72,7 +72,7 @@ def _by_text(domain: Domain) -> bool:
 
 
 def parse_space(given: Mapping[str, Any]) -> tuple[dict[str, Domain], list[Mistake]]:
-    """The domains of a `space:` section, and what is wrong with the others."""
+    """Return the domains of a `space:` section, and what is wrong with the others."""
     space: dict[str, Domain] = {}
     mistakes: list[Mistake] = []
     if not given:

@@ -44,12 +44,12 @@ class TrialRecord:
 
     @property
     def values(self) -> dict[str, Any]:
-        """What it has drawn, by key."""
+        """Return what it has drawn, by key."""
         return dict(self.kept.get(VALUES, {}))
 
     @property
     def objectives(self) -> tuple[float, ...]:
-        """What it came to, by each objective; empty if it is not complete."""
+        """Return what it came to, by each objective; empty if it is not complete."""
         return tuple(self.frozen.values or ()) if self.state == "complete" else ()
 
     @property
@@ -124,7 +124,7 @@ class Storage:
         self._database.close()
 
     def trials(self) -> list[TrialRecord]:
-        """All that have begun, by number."""
+        """Return all that have begun, by number."""
         found: list[TrialRecord] = []
         if self._study is None:
             return found
@@ -136,7 +136,7 @@ class Storage:
         return found
 
     def begin(self, values: Mapping[str, Any], notes: Mapping[str, Any]) -> int:
-        """A new trial with these values; returns its number.
+        """Return a new trial with these values; returns its number.
 
         Its values are kept with the first write already: a kill leaves it whole, or not at all.
         """
@@ -184,7 +184,7 @@ class Storage:
 
 
 def refuse_other_storage(sweep: SweepConfig, folder: Path) -> None:
-    """Whether a sweep's trials are kept where its file says, if it has begun.
+    """Raise if a sweep that has begun keeps its trials elsewhere than its file says.
 
     Raises:
         StorageError: naming both places.
@@ -198,7 +198,7 @@ def refuse_other_storage(sweep: SweepConfig, folder: Path) -> None:
 
 
 def _kept_in(folder: Path) -> str | None:
-    """What keeps a sweep's trials, if it has begun."""
+    """Return what keeps a sweep's trials, if it has begun."""
     if not is_file(folder / _PLACE):
         return None
     found = _read_place(folder).get("storage")
@@ -217,7 +217,7 @@ def _read_place(folder: Path) -> dict[str, Any]:
 
 
 def _study_number(sweep: SweepConfig, folder: Path, database: Database) -> str:
-    """What tells a sweep's study from others of its name, kept with where it is."""
+    """Return what tells a sweep's study from others of its name, kept with where it is."""
     if is_file(folder / _PLACE):
         return str(_read_place(folder).get("study"))
     number = secrets.token_hex(8)
@@ -228,7 +228,7 @@ def _study_number(sweep: SweepConfig, folder: Path, database: Database) -> str:
 
 
 def best_of(sweep: SweepConfig, trials: list[TrialRecord]) -> TrialRecord | None:
-    """The best of those that are complete by the first objective, the first of several; None if there is none."""
+    """Return the best of those that are complete by the first objective, the first of several; None if there is none."""
     sign = sweep.signs[0]
     done = [(sign * t.value, t.number, t) for t in trials if t.state == "complete" and t.value is not None]
     return min(done, key=lambda entry: entry[:2])[2] if done else None

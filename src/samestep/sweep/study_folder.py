@@ -33,7 +33,7 @@ _LEAST_SPACE = 64 * 1024
 
 
 def shape_of(config: Config) -> dict[str, Any]:
-    """What must be the same for two runs to belong to one study."""
+    """Return what must be the same for two runs to belong to one study."""
     document = config.model_dump(mode="json")
     return {key: document[key] for key in _COMPARED if key in document}
 
@@ -82,7 +82,7 @@ def find_sweep(name: str) -> Path:
 
 
 def coordinator_of(folder: Path) -> Holder | None:
-    """The process that runs the sweep of a directory, or has ended without releasing it; None if there is none."""
+    """Return the process that runs the sweep of a directory, or has ended without releasing it; None if there is none."""
     return holder_of(folder / "sweep.lock")
 
 
@@ -92,12 +92,12 @@ def write_document(path: Path, document: Any) -> None:
 
 
 def signed(document: Mapping[str, Any]) -> dict[str, Any]:
-    """A document by which this user knows again what they have started."""
+    """Return a document by which this user knows again what they have started."""
     return {**document, "signature": _signature(document, make_key())}
 
 
 def is_signed(document: Mapping[str, Any]) -> bool:
-    """Whether this user has written the document, and nobody has changed it."""
+    """Return whether this user has written the document, and nobody has changed it."""
     rest = {key: value for key, value in document.items() if key != "signature"}
     expected = _signature(rest, read_key())
     return bool(expected) and hmac.compare_digest(expected, str(document.get("signature")))
@@ -149,7 +149,7 @@ def _shown(value: Any) -> str:
 
 
 def is_full_disk(folder: Path, run: Path, reason: str) -> bool:
-    """Whether a run has failed because the disk of its study is full: that is no fault of its own.
+    """Return whether a run has failed because the disk of its study is full: that is no fault of its own.
 
     Args:
         folder: The study's directory.
@@ -169,5 +169,5 @@ def is_full_disk(folder: Path, run: Path, reason: str) -> bool:
 
 
 def trial_folder(folder: Path, number: int) -> Path:
-    """Where a trial's runs are, in its sweep's directory."""
+    """Return where a trial's runs are, in its sweep's directory."""
     return folder / "trials" / f"trial-{number:04d}"

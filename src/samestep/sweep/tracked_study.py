@@ -71,7 +71,7 @@ class TrackedStudy:
         withdraw(["WANDB_SERVICE"] if self._wandb is not None else [])
 
     def overrides(self, kind: Literal["trial", "fold"], name: str | None = None) -> tuple[str, ...]:
-        """What a run of the study is started with, so that the trackers show it there.
+        """Return what a run of the study is started with, so that the trackers show it there.
 
         Args:
             kind: What the run is.
@@ -93,7 +93,7 @@ class TrackedStudy:
         return tuple(found)
 
     def write(self, number: int, row: Mapping[str, Any]) -> None:
-        """What a trial or a fold came to; once, also after a resume."""
+        """Write the result of a trial or a fold; once, also after a resume."""
         if not self._trackers or number in (written := self._written()):
             return
         for key in list(self._trackers):
@@ -146,5 +146,5 @@ def _grouped(config: WandbConfig, name: str, kind: str) -> WandbConfig:
 
 
 def _in_one_experiment(config: MlflowConfig, name: str) -> MlflowConfig:
-    """A run's own name would be another experiment for each."""
+    """Return a run's own name would be another experiment for each."""
     return config.model_copy(update={"experiment": config.experiment or name})

@@ -50,7 +50,7 @@ class LiveTrial:
 
     @classmethod
     def of(cls, record: TrialRecord) -> LiveTrial:
-        """A trial that an earlier process had begun."""
+        """Return a trial that an earlier process had begun."""
         curves = [[(int(s), float(v)) for s, v in curve] for curve in record.kept.get(CURVES, [])]
         pruned, folds = record.kept.get(PRUNED, ""), list(record.kept.get(FOLDS, []))
         return cls(record.number, record.values, curves, folds, pruned)
@@ -99,7 +99,7 @@ class LiveTrial:
         self.curves[self.fold] = sorted([*others, (step, value)])
 
     def reports(self) -> list[tuple[int, float]]:
-        """What a pruner gets: after each evaluation of this fold the mean of the folds so far, at equal
+        """Return what a pruner gets: after each evaluation of this fold the mean of the folds so far, at equal
         places. Not those of earlier folds: their ends are better than the beginning of any."""
         found = []
         for at in range(len(self.curves[self.fold])):
@@ -108,7 +108,7 @@ class LiveTrial:
         return found
 
     def got_further(self, result: RunResult | None) -> bool:
-        """Whether its run has stopped, saved, and further than it had before: then it is resumed."""
+        """Return whether its run has stopped, saved, and further than it had before: then it is resumed."""
         if result is None or result.status != "preempted":
             return False
         before, self.stopped_at = self.stopped_at, (self.fold, result.steps)
@@ -120,7 +120,7 @@ class LiveTrial:
 
 
 def objective_of(sweep: SweepConfig, result: RunResult) -> float:
-    """What a run came to by the sweep's objective.
+    """Return what a run came to by the sweep's objective.
 
     Raises:
         TaskError: if that is no number.
@@ -134,7 +134,7 @@ def objective_of(sweep: SweepConfig, result: RunResult) -> float:
 
 
 def further_of(sweep: SweepConfig, results: Sequence[RunResult]) -> list[float]:
-    """What a trial's runs came to by the further objectives, at the evaluations that the first takes.
+    """Return what a trial's runs came to by the further objectives, at the evaluations that the first takes.
 
     Raises:
         TaskError: if that is no number.

@@ -1,4 +1,4 @@
-"""Where the runs of a sweep run: on this machine, on hosts, in jobs, or in an allocation's steps.
+"""Places the runs of a sweep: on this machine, on hosts, in jobs, or in an allocation's steps.
 
 A run is one `samestep launch` wherever it is: a child of the sweep's process, which ends with it, and takes
 its ranks with it.
@@ -25,7 +25,7 @@ _BY_HOSTS = ("mpirun", "ssh")
 
 @dataclass(frozen=True)
 class Place:
-    """What one of the trials side by side has of some machines."""
+    """The share of one trial, of those side by side, in some machines."""
 
     options: tuple[str, ...]
     """Of `samestep launch`."""
@@ -33,7 +33,7 @@ class Place:
 
 
 class Places:
-    """Where the trials of a sweep run.
+    """The places where the trials of a sweep run.
 
     Args:
         sweep: The sweep.
@@ -47,7 +47,7 @@ class Places:
         self._anywhere = Place(_options(sweep, base, ranks))
 
     def placed(self, spec: RunSpec, slot: int) -> RunSpec:
-        """A run in its place.
+        """Return a run in its place.
 
         Args:
             spec: The run.
@@ -68,7 +68,7 @@ class Places:
 
 
 def share_out(sweep: SweepConfig, base: Config, trials: int, environ: Mapping[str, str]) -> Packing:
-    """How many trials run side by side, and with how many ranks, wherever they run.
+    """Return how many trials run side by side, and with how many ranks, wherever they run.
 
     Args:
         sweep: The sweep.
@@ -118,7 +118,7 @@ def _options(sweep: SweepConfig, base: Config, ranks: int) -> tuple[str, ...]:
 
 
 def _hosted(sweep: SweepConfig, base: Config, ranks: int) -> tuple[Place, ...]:
-    """The places that hosts have: parts of one host, or whole hosts, so that GPUs can be told apart."""
+    """Return the places that hosts have: parts of one host, or whole hosts, so that GPUs can be told apart."""
     hosts = parse_hosts(sweep.hosts or "", None)
     if any(host.ranks is None for host in hosts):
         raise LaunchError("hosts need their numbers of ranks, as a:4,b:4")
@@ -151,7 +151,7 @@ def _whole(hosts: Sequence[Host], ranks: int) -> Iterator[tuple[Host, ...]]:
 
 
 def via_mistakes(sweep: SweepConfig, base: Config) -> Iterator[Mistake]:
-    """What the keys about machines have that does not fit together."""
+    """Yield what the keys about machines have that does not fit together."""
     via, slurm = sweep.via, base.launch.slurm
     if sweep.hosts is not None and via not in _BY_HOSTS:
         yield Mistake("hosts", "are for via: mpirun and via: ssh, which start ranks on them")

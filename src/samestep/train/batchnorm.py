@@ -117,7 +117,7 @@ def _sums_by_lane(
 
 
 def _weighted(layer: _BatchNorm, samples: int) -> Iterator[Tensor]:
-    """A batch's mean and variance by its number of samples; by 0 if it did not pass this layer."""
+    """Yield a batch's mean and variance by its number of samples; by 0 if it did not pass this layer."""
     mean, variance, calls = layer.running_mean, layer.running_var, layer.num_batches_tracked
     assert mean is not None
     assert variance is not None

@@ -45,7 +45,7 @@ def name_for(config: Config, report: Callable[[str], None]) -> str:
 
 
 def _why_another(run: Path, now: Origin) -> str:
-    """Why a start is another run than the one in a directory; empty if it is that run, or there is none."""
+    """Return why a start is another run than the one in a directory; empty if it is that run, or there is none."""
     before = Origin.read(run)
     if before is None or now.code is None:
         return ""

@@ -23,7 +23,7 @@ _EVALUATION = "evaluation"
 
 
 def evaluation_setup(setup: RunSetup, batch: int | None = None) -> RunSetup:
-    """The setup by which validation data is dealt out: in lanes over all ranks, or all on rank 0.
+    """Return the setup by which validation data is dealt out: in lanes over all ranks, or all on rank 0.
 
     Args:
         setup: The run's setup.
@@ -41,7 +41,7 @@ def evaluation_setup(setup: RunSetup, batch: int | None = None) -> RunSetup:
 
 
 def enter_evaluation(setup: RunSetup, moment: Moment, stream: str = _EVALUATION) -> Callable[[int], None]:
-    """What gives a batch random numbers of its own, called with its number.
+    """Return what gives a batch random numbers of its own, called with its number.
 
     Args:
         setup: The run's setup.
@@ -72,7 +72,7 @@ def evaluation_batches(
 
 @dataclass
 class LoopShare:
-    """What a rank got in a person's own loop over validation data."""
+    """A rank's share in a user's own loop over validation data."""
 
     moment: Moment
     ids: list[int] = field(default_factory=list)
@@ -83,7 +83,7 @@ class LoopShare:
     """Whether the loop has come to its end."""
 
     def loop(self, setup: RunSetup, modules: Sequence[nn.Module], data: Any, collate: Collate | None) -> Iterator[Any]:
-        """The batches, on the device; the loop's body computes as an evaluation does.
+        """Return the batches, on the device; the loop's body computes as an evaluation does.
 
         Args:
             setup: The run's setup.

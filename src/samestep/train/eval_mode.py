@@ -52,7 +52,7 @@ class BufferSnapshot:
         self._copies = {name: at.tensor.clone() for name, at in self._before.items()}
 
     def changed(self) -> list[str]:
-        """The names of those that have other bits now, of which module, and its class.
+        """Return the names of those that have other bits now, of which module, and its class.
 
         A buffer that no checkpoint keeps may get another size, as a cache of positions does.
         """
@@ -96,7 +96,7 @@ def refuse_changed(by_rank: Iterable[Sequence[str]], during: str) -> None:
 
 
 def _buffers(modules: Sequence[nn.Module]) -> dict[str, _Buffer]:
-    """All buffers, by full name."""
+    """Return all buffers, by full name."""
     found = {}
     for number, module in enumerate(modules):
         label = "model" if number == 0 else f"extra module {number}"

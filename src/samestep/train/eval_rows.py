@@ -1,4 +1,4 @@
-"""What a model gives for each sample of a dataset: computed once, on one of the ranks."""
+"""The outputs of a model for each sample of a dataset: computed once, on one of the ranks."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _WORTH_A_LINE = 1 << 30
 
 @dataclass
 class RetrievalRequest:
-    """What is measured, and how; the same one for all evaluations of a run."""
+    """Settings of a retrieval evaluation; the same one for all evaluations of a run."""
 
     metrics: Sequence[str]
     views: Sequence[str] | None
@@ -67,7 +67,7 @@ class _Embedded:
             self.rows.setdefault(name, []).append(rows)
 
     def sizes(self) -> dict[str, int]:
-        """How many numbers an embedding has, by view; empty on a rank without samples."""
+        """Return how many numbers an embedding has, by view; empty on a rank without samples."""
         return {name: rows[0].shape[1] for name, rows in self.rows.items()}
 
 
@@ -92,7 +92,7 @@ class RetrievalEvaluator:
         collate: Collate | None,
         request: RetrievalRequest,
     ) -> dict[str, float]:
-        """The metrics of all views; the same numbers on every rank and any world.
+        """Return the metrics of all views; the same numbers on every rank and any world.
 
         Args:
             queries: A map-style dataset.
@@ -174,7 +174,7 @@ class RetrievalEvaluator:
             )
 
     def _same_sizes(self, mine: list[dict[str, int]]) -> dict[str, int]:
-        """The views with their sizes, which all ranks and both sets must have in common."""
+        """Return the views with their sizes, which all ranks and both sets must have in common."""
         every = [sizes for parts in self._setup.context.gather(mine) for sizes in parts if sizes]
         other = next((sizes for sizes in every if sizes != every[0]), None)
         if other is not None:
@@ -211,7 +211,7 @@ def _kept(rows: Tensor, view: str, kind: RowType) -> Tensor:
 
 
 def views_of(given: Any, wanted: Sequence[str] | None, samples: int) -> dict[str, Tensor]:
-    """The wanted embeddings of a batch by view, of float32, in host memory.
+    """Return the wanted embeddings of a batch by view, of float32, in host memory.
 
     Args:
         given: What `eval_embed` returned.

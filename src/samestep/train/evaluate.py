@@ -35,7 +35,7 @@ class Evaluator:
     def run(
         self, dataset: Any, measure: Measure, metrics: Mapping[str, Any], collate: Collate | None, moment: Moment
     ) -> Values:
-        """The dataset's loss and metrics; the same numbers on every rank and any world.
+        """Return the dataset's loss and metrics; the same numbers on every rank and any world.
 
         Args:
             dataset: A map-style dataset.

@@ -21,7 +21,7 @@ _ATTRIBUTES = ("targets", "labels")
 
 
 def labels_in(dataset: Any) -> Any | None:
-    """The labels of a dataset's samples, where datasets usually have them; None if it has none."""
+    """Return the labels of a dataset's samples, where datasets usually have them; None if it has none."""
     for name in _ATTRIBUTES:
         found = getattr(dataset, name, None)
         if found is not None and not callable(found):
@@ -57,7 +57,7 @@ def plain_labels(labels: Any, samples: int, what: str) -> list[Any]:
 
 
 def with_fold(task: T, fold: FoldConfig, folder: Path) -> T:
-    """The task, its training and validation data those of one fold of its training set.
+    """Return the task, its training and validation data those of one fold of its training set.
 
     Args:
         task: As its config made it.
@@ -77,7 +77,7 @@ def with_fold(task: T, fold: FoldConfig, folder: Path) -> T:
 
 
 def with_all_data(task: T) -> T:
-    """The task, its training data all that it has, and nothing to validate on.
+    """Return the task, its training data all that it has, and nothing to validate on.
 
     Args:
         task: As its config made it.

@@ -1,4 +1,4 @@
-"""What can follow a run while it trains: one protocol, for our own parts and for users."""
+"""Listeners follow a run while it trains: one protocol, for our own parts and for users."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ class RunListener:
         """
 
     def on_times(self, step: int, times: Mapping[str, Any]) -> None:
-        """What the steps up to this one cost since the last call, as in metrics.jsonl.
+        """Take what the steps up to this one cost since the last call, as in metrics.jsonl.
 
         This rank's own times, but for `slowest_rank` and `rank_spread`, which are the same on all.
         """

@@ -31,7 +31,7 @@ from samestep.train.weight_averages import TrainingAverages
 
 @dataclass
 class BestSoFar:
-    """Which evaluation was best, and for how many there has been none better."""
+    """The best evaluation, and for how many there has been none better."""
 
     rule: BestConfig
     value: float | None = None
@@ -39,7 +39,7 @@ class BestSoFar:
     waited: int = 0
 
     def offer(self, values: Values, step: int) -> bool:
-        """Whether this evaluation is the best so far."""
+        """Return whether this evaluation is the best so far."""
         value = values.get(self.rule.metric)
         if not isinstance(value, (int, float)):
             known = ", ".join(k for k, v in values.items() if isinstance(v, (int, float)))
@@ -56,7 +56,7 @@ class BestSoFar:
 
 @dataclass
 class Outcome:
-    """How far a training is, and how it ended."""
+    """The progress of a training, and how it ended."""
 
     best: BestSoFar
     steps: int = 0
@@ -167,7 +167,7 @@ class Training(RunListener):
             yield step
 
     def _why_survivors_lack_state(self) -> str:
-        """What one rank alone cannot save."""
+        """Return what one rank alone cannot save."""
         if type(self._task).on_save is not Task.on_save:
             return "the task's on_save writes files that belong to a checkpoint"
         if self._source.has_streams:

@@ -15,7 +15,7 @@ from samestep.optim.schedules import Schedule
 
 @dataclass(frozen=True)
 class LoopSchedules:
-    """What `run.prepare` got."""
+    """The schedules that `run.prepare` got."""
 
     per_step: Sequence[LRScheduler] = ()
     """The run moves them on with every update."""

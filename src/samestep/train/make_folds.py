@@ -17,7 +17,7 @@ Stratify = Literal["auto", "by_label", "by_group", "none"]
 
 @dataclass(frozen=True)
 class SplitRequest:
-    """How a training set is to be split."""
+    """Settings of the split of a training set."""
 
     k: int
     stratify: Stratify = "auto"
@@ -26,7 +26,7 @@ class SplitRequest:
 
 
 def make_folds(config: Config, request: SplitRequest) -> tuple[Folds, str]:
-    """The folds of a config's training set, and why they were made that way.
+    """Return the folds of a config's training set, and why they were made that way.
 
     Args:
         config: Of the training.
@@ -42,7 +42,7 @@ def make_folds(config: Config, request: SplitRequest) -> tuple[Folds, str]:
 
 
 def split_dataset(task: Task, dataset: Any, request: SplitRequest) -> tuple[Folds, str]:
-    """The folds of a task's training set, and why they were made that way."""
+    """Return the folds of a task's training set, and why they were made that way."""
     refuse_unsplittable(dataset)
     groups = _values(task.fold_groups(dataset), dataset, "fold_groups")
     labels = _values(task.fold_labels(dataset), dataset, "fold_labels")
@@ -74,7 +74,7 @@ def _values(found: Any, dataset: Any, method: str) -> Sequence[Any] | None:
 
 
 def metric_names(task: Task, config: Config) -> list[str]:
-    """The values that an evaluation reports, by the names that are known before there is one."""
+    """Return the values that an evaluation reports, by the names that are known before there is one."""
     names = ["val_loss", *task.metrics()]
     ema = [f"ema_{name}" for name in names] if config.ema is not None else []
     return [*names, *ema]

@@ -65,7 +65,7 @@ def _plain(name: str, value: Any) -> Any:
 
 
 def console_text(values: Mapping[str, Number], monitored: str) -> str:
-    """The values that a person follows: the loss, the monitored one, and few others.
+    """Return the values that a person follows: the loss, the monitored one, and few others.
 
     Args:
         values: All values of an evaluation, flat.

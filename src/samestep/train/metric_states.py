@@ -1,4 +1,4 @@
-"""What torchmetrics' metrics hold, one inside another: copied for a lane, read, merged over lanes.
+"""The states of torchmetrics' metrics, one inside another: copied for a lane, read, merged over lanes.
 
 What torchmetrics does between processes (stack every process's state, reduce) is done here
 between lanes, so the result is a function of the lanes and not of how ranks share them.
@@ -49,7 +49,7 @@ States = dict[str, MetricState]
 
 
 def is_torchmetrics(metric: Any) -> bool:
-    """Whether this is a metric, a collection or a wrapper of torchmetrics, or derived from one."""
+    """Return whether this is a metric, a collection or a wrapper of torchmetrics, or derived from one."""
     return any(base.__module__.startswith("torchmetrics.") for base in type(metric).__mro__)
 
 
@@ -67,7 +67,7 @@ class NestedStates:
             _refuse_at_start(name, metric)
 
     def copy(self, device: torch.device, copies: dict[int, Any]) -> Any:
-        """A metric like the prototype that has seen nothing yet.
+        """Return a metric like the prototype that has seen nothing yet.
 
         Args:
             device: Where to put it.
@@ -86,7 +86,7 @@ class NestedStates:
         return copied
 
     def state(self, metric: Any) -> States:
-        """What other ranks need to know of a lane's copy. This waits for the device."""
+        """Return what other ranks need to know of a lane's copy. This waits for the device."""
         return {path: self._state_of(path, part) for path, part in _metrics_in(metric)}
 
     def _state_of(self, path: str, metric: Metric) -> MetricState:
@@ -190,7 +190,7 @@ def _on_host(data: Any) -> Any:
 
 
 def _metrics_in(metric: nn.Module) -> Iterator[tuple[str, Metric]]:
-    """A metric and all inside it, by path, each once."""
+    """Yield a metric and all inside it, by path, each once."""
     from torchmetrics import Metric
 
     for path, part in metric.named_modules():
@@ -211,13 +211,13 @@ def _separate_groups(part: nn.Module) -> None:
 
 
 def _shares_states(metric: Metric) -> bool:
-    """Whether the states are those of a metric inside it, as in ClasswiseWrapper."""
+    """Return whether the states are those of a metric inside it, as in ClasswiseWrapper."""
     children = metric.children()
     return any(getattr(child, "_defaults", None) is metric._defaults for child in children)
 
 
 def _own_attributes(metric: Metric) -> dict[str, Any]:
-    """What a metric holds besides declared states, if it can be compared by its content."""
+    """Return what a metric holds besides declared states, if it can be compared by its content."""
     return {
         key: value
         for key, value in vars(metric).items()

@@ -23,13 +23,13 @@ LaneState = tuple[dict[str, tuple[float, float]], dict[str, Any]]
 
 
 class MetricMerger(Protocol):
-    """How one metric of a task is copied for each lane, and merged over them."""
+    """Copies one metric of a task for each lane, and merges it over them."""
 
     def copy(self, device: torch.device, copies: dict[int, Any]) -> Any:
-        """A metric that has seen nothing yet; `copies` is deepcopy's memo of the lane."""
+        """Return a metric that has seen nothing yet; `copies` is deepcopy's memo of the lane."""
 
     def state(self, metric: Any) -> Any:
-        """What other ranks need to know of a lane's copy, in host memory."""
+        """Return what other ranks need to know of a lane's copy, in host memory."""
 
     def merge(self, lanes: Sequence[Any]) -> Any:
         """One metric that has seen what all lanes have; their states are in lane order."""
@@ -51,7 +51,7 @@ class WholeObjects:
         return copied.to(device) if hasattr(copied, "to") else copied
 
     def state(self, metric: Any) -> Any:
-        """The metric itself, with its tensors in host memory: other ranks may have other devices."""
+        """Return the metric itself, with its tensors in host memory: other ranks may have other devices."""
         host = torch.device("cpu")
         if hasattr(metric, "to"):  # it may hold the device by name
             return metric.to(host)
@@ -80,7 +80,7 @@ class WholeObjects:
 
 
 def mergers_of(metrics: Mapping[str, Any]) -> dict[str, MetricMerger]:
-    """How each metric is merged.
+    """Return how each metric is merged.
 
     Args:
         metrics: What a task's `metrics` returned.
@@ -110,7 +110,7 @@ def _merger(name: str, metric: Any) -> MetricMerger:
 
 
 def make_metrics(make: Callable[[], Mapping[str, Any]], rng: RngStreams, step: int) -> Any:
-    """A task's metrics for one evaluation, made with the same draws on every rank.
+    """Return a task's metrics for one evaluation, made with the same draws on every rank.
 
     Args:
         make: The task's `metrics`.
@@ -140,7 +140,7 @@ class LaneMetrics:
                 at[place] += torch.as_tensor(number).detach()
 
     def state(self) -> LaneState:
-        """What other ranks need to know of this lane. This waits for the device."""
+        """Return what other ranks need to know of this lane. This waits for the device."""
         metrics = self.metrics.items()
         states = {name: self._mergers[name].state(metric) for name, metric in metrics}
         losses = {name: tuple(pair.tolist()) for name, pair in self._losses.items()}
@@ -150,7 +150,7 @@ class LaneMetrics:
 def merge_lanes(
     mergers: Mapping[str, MetricMerger], lanes: Sequence[LaneState], weights: Mapping[str, float] | None = None
 ) -> dict[str, float | list[float]]:
-    """The values over all lanes: `val_loss` and every metric, by name.
+    """Return the values over all lanes: `val_loss` and every metric, by name.
 
     Args:
         mergers: How each metric is merged.

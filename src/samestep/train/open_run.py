@@ -24,7 +24,7 @@ from samestep.train.run_dir import CONFIG, RunDir
 
 
 class Opened:
-    """What a run starts with.
+    """The parts that a run starts with.
 
     What it changes in the directory of an earlier run is undone if the run is refused before its
     first step.
@@ -79,7 +79,7 @@ class Opened:
 
     @property
     def owns_directory(self) -> bool:
-        """Whether this process may write there how the run ended: not of one that is refused."""
+        """Return whether this process may write there how the run ended: not of one that is refused."""
         fresh = self.point is None and self._aside is None
         return self.run_dir is not None and (self._accepted or fresh)
 
@@ -161,7 +161,7 @@ def open_run(setup: RunSetup) -> Opened:
 
 
 def _with_whole_path(config: Config) -> Config:
-    """The config, its task and trackers named so that they are found from the run's directory too."""
+    """Return the config, its task and trackers named so that they are found from the run's directory too."""
     folder, trackers = config.folder.resolve(), config.trackers
     whole = [
         entry.model_copy(update={"name": str(folder / entry.name)}) if entry.is_file else entry

@@ -1,4 +1,4 @@
-"""Where a run comes from: the command that started it and the code that it runs, signed by its user.
+"""The origin of a run: the command that started it and the code that it runs, signed by its user.
 
 A run's directory may come from anyone, and commands that use its model run its task's code. Only
 what this user has started, with a file that has not changed since, is run without being asked for.
@@ -41,14 +41,14 @@ def started_by(command: RecordedCommand | None) -> Iterator[None]:
 
 
 def resume_line(config: Config) -> str | None:
-    """What a person types to resume the run of this process; None if that is not known."""
+    """Return what a person types to resume the run of this process; None if that is not known."""
     known = Origin.of(config).command
     return None if known is None else shlex.join(["samestep", "resume", str(config.run_path)])
 
 
 @dataclass(frozen=True)
 class Origin:
-    """How a run was started, and the file of its own code."""
+    """The command that started a run, and the file of its own code."""
 
     command: RecordedCommand | None
     """None where something else started its ranks: then only that can start them again."""
@@ -62,7 +62,7 @@ class Origin:
 
     @classmethod
     def of(cls, config: Config) -> Origin:
-        """Of the run that this process opens with a config."""
+        """Return the origin of the run that this process opens with a config."""
         command = _COMMAND.get() or _plain_script()
         if command is not None:
             command = command.without_secrets(config.launch.environment)
@@ -74,7 +74,7 @@ class Origin:
         return cls(command, str(code.resolve()), sha256_of(code))
 
     def text(self, config: str) -> str:
-        """The content of origin.json, for the text of the run's config.json."""
+        """Return the content of origin.json, for the text of the run's config.json."""
         config_sha256 = hashlib.sha256(config.encode()).hexdigest()
         key = make_key()
         signed = "" if key is None else self._signed(key, config_sha256)
@@ -87,7 +87,7 @@ class Origin:
 
     @classmethod
     def read(cls, run: Path) -> Origin | None:
-        """The origin that a run's directory states; None if it states none."""
+        """Return the origin that a run's directory states; None if it states none."""
         try:
             document = read_json(run / ORIGIN)
             names = ("code", "sha256", "config_sha256", "signature")
@@ -100,7 +100,7 @@ class Origin:
         return cls(command, values[0], values[1], values[2] or "", values[3] or "")
 
     def is_signed(self, run: Path) -> bool:
-        """Whether this user has started the run, with the config that is there now."""
+        """Return whether this user has started the run, with the config that is there now."""
         key = read_key()
         try:
             config_sha256 = sha256_of(run / "config.json")
@@ -117,7 +117,7 @@ class Origin:
 
 
 def task_file(config: Config) -> Path | None:
-    """The file of a config's task; None if it names none."""
+    """Return the file of a config's task; None if it names none."""
     if config.task is None:
         return None
     return config.folder / config.task.rpartition(":")[0]
@@ -210,7 +210,7 @@ def _unsigned() -> str:
 
 
 def _plain_script() -> RecordedCommand | None:
-    """The script that this process runs, if that is `python script.py` and no rank of a launcher."""
+    """Return the script that this process runs, if that is `python script.py` and no rank of a launcher."""
     main = sys.modules.get("__main__")
     file = getattr(main, "__file__", None)
     if file is None or getattr(main, "__spec__", None) is not None or not file.endswith(".py"):

@@ -1,4 +1,4 @@
-"""What all ranks have measured, on every rank: rows in the order of samples, and numbers."""
+"""Gathers measurements of all ranks on every rank: rows in the order of samples, and numbers."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def gather_lane_rows(context: RunContext, parts: Sequence[Tensor]) -> Tensor:
 
 
 def gather_rows(context: RunContext, rows: Tensor | Sequence[Tensor], places: Sequence[int] | None) -> Tensor:
-    """The rows of all ranks, in the order of their samples.
+    """Return the rows of all ranks, in the order of their samples.
 
     Args:
         context: This rank's place in the run.

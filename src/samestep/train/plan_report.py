@@ -1,4 +1,4 @@
-"""How samples become steps, lanes and ranks: reported before the first step, kept with the run."""
+"""Reports how samples become steps, lanes and ranks, before the first step; kept with the run."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def report_plan(
 
 
 def _remarks(config: Config, precision: Precision, shard: str) -> list[str]:
-    """What was decided here, and what changes nothing."""
+    """Return what was decided here, and what changes nothing."""
     shares = [f"Shard: {shard}"] if shard else []
     if config.distributed.shard == "weights" and shard and precision.kind in ("bf16", "fp16"):
         unless = "" if config.memory.checkpoint else ", and until the backward pass unless memory.checkpoint names them"
@@ -112,7 +112,7 @@ def _warn_of_lonely_samples(setup: RunSetup, source: Source, modules: Sequence[n
 
 
 def without_effect(config: Config, precision: Precision) -> list[str]:
-    """What the config sets that changes nothing in this run."""
+    """Return what the config sets that changes nothing in this run."""
     found = []
     if precision.kind == "tf32" and precision.device.type != "cuda":
         found.append(f"precision: tf32 has no effect on {precision.device}: it computes in fp32")

@@ -27,7 +27,7 @@ _WORTH_SHOWING = 1.2
 
 
 class _Pace:
-    """How long the rest takes, at the pace of all steps since the first.
+    """Estimates how long the rest takes, at the pace of all steps since the first.
 
     A mean over all: a moving one would change with every evaluation and save. What comes before the
     first is left out, since it may hold a capture or a compilation.

@@ -1,4 +1,4 @@
-"""Whether all ranks hold the same weights, buffers and optimizer states, and which do not."""
+"""Checks that all ranks hold the same weights, buffers and optimizer states, and names those that do not."""
 
 from __future__ import annotations
 

@@ -28,7 +28,7 @@ from samestep.words import listed
 
 @dataclass(frozen=True)
 class RunRecord:
-    """What a run did, to the bit."""
+    """The record of a run, to the bit."""
 
     world: int
     steps: int
@@ -47,7 +47,7 @@ class RunRecord:
 
     @classmethod
     def read(cls, folder: Path) -> RunRecord:
-        """The record in a folder; raises a `CheckpointError` if there is none that can be read."""
+        """Return the record in a folder; raises a `CheckpointError` if there is none that can be read."""
         path = folder / "record.json"
         try:
             document = read_json(path)
@@ -63,7 +63,7 @@ class RunRecord:
 
 
 def read_state(folder: Path) -> dict[str, Tensor]:
-    """Every tensor of the recorded run's final state, by name."""
+    """Return every tensor of the recorded run's final state, by name."""
     return read_tensors(folder / "state.safetensors")
 
 
@@ -136,7 +136,7 @@ def _first_difference(digests: Sequence[Mapping[str, str]]) -> str | None:
 
 
 def _losses_before(metrics: Path, start: int) -> list[float]:
-    """What a resumed run had measured before; its metrics hold every float in full."""
+    """Return what a resumed run had measured before; its metrics hold every float in full."""
     rows = [row for row in read_json_lines(metrics) if row is not None]
     return [row["loss"] for row in rows if "loss" in row and row.get("step", start) < start]
 

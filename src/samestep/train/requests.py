@@ -1,4 +1,4 @@
-"""What a command wants of a run besides its config; a script's run gets it in `samestep.start`.
+"""Requests of a command to a run besides its config; a script's run gets them in `samestep.start`.
 
 A script decides itself when and with which config it opens its run. `samestep train SCRIPT`
 runs it in its own process and leaves the request where `start` finds it: not in the environment,
@@ -95,7 +95,7 @@ class Asking(RunListener):
 
 @dataclass(frozen=True)
 class Observation:
-    """How a run is to be observed, and where it is to stop."""
+    """Settings to observe a run, and where it is to stop."""
 
     record: Path | None = None
     """Where its exact record goes."""
@@ -123,7 +123,7 @@ class Observation:
 
 @dataclass
 class ScriptRequest:
-    """What a command wants of the run that a script opens."""
+    """The request of a command to the run that a script opens."""
 
     overrides: Sequence[str] = ()
     """Replace values of whatever config the script opens its run with."""
@@ -136,7 +136,7 @@ class ScriptRequest:
     """Closes these runs with the script: it need not open them with `with`."""
 
     def configure(self, config: Config) -> Config:
-        """The config of the run that the script opens."""
+        """Return the config of the run that the script opens."""
         if self.overrides:
             config = override_config(config, self.overrides)
         if self.describe is not None:
@@ -160,7 +160,7 @@ _REQUEST: ContextVar[ScriptRequest | None] = ContextVar("samestep_request", defa
 
 
 def requested() -> ScriptRequest:
-    """What the command that runs this script wants of its run; nothing if none does."""
+    """Return what the command that runs this script wants of its run; nothing if none does."""
     return _REQUEST.get() or ScriptRequest()
 
 
@@ -192,7 +192,7 @@ def run_script(script: Path, arguments: Sequence[str], request: ScriptRequest) -
 
 @contextmanager
 def _as_main(script: Path, arguments: Sequence[str]) -> Iterator[None]:
-    """What a script finds in `sys` when the interpreter was started with it."""
+    """Set `sys` to what a script finds when the interpreter was started with it."""
     argv, path = sys.argv, sys.path
     sys.argv, sys.path = [str(script), *arguments], [str(script.resolve().parent), *path]
     try:

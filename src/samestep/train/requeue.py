@@ -21,7 +21,7 @@ one must stay cancelled, and so must one whose launcher was stopped."""
 
 
 def job_name(environ: Mapping[str, str]) -> str | None:
-    """The job as scontrol takes it; None outside of one.
+    """Return the job as scontrol takes it; None outside of one.
 
     In an array the last task's SLURM_JOB_ID is the array's own: requeueing that would start
     every task again.
@@ -83,7 +83,7 @@ def _scontrol(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 def _has_grace(job: str) -> bool:
-    """Whether Slurm preempts this job, but lets it run a little longer."""
+    """Return whether Slurm preempts this job, but lets it run a little longer."""
     try:
         shown = _scontrol("show", "job", "--oneliner", job).stdout
     except (OSError, subprocess.TimeoutExpired):

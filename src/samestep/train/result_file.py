@@ -34,7 +34,7 @@ class ResultFile(RunListener):
         self._loss: float | None = None
 
     def _read_before(self) -> RunResult | None:
-        """What the run that is resumed here had come to."""
+        """Return what the run that is resumed here had come to."""
         point = self._opened.point
         if self._opened.run_dir is None or point is None or point.branches:
             return None
@@ -106,7 +106,7 @@ class ResultFile(RunListener):
         )  # fmt: skip
 
     def _kept(self) -> tuple[Mapping[str, Any] | None, dict[str, str]]:
-        """The best evaluation, and where the last and the best checkpoints are."""
+        """Return the best evaluation, and where the last and the best checkpoints are."""
         found = list_checkpoints(self._saver.folder, checksums=False)
         usable = {item.step: item for item in found if not item.wrong}
         paths: dict[str, str] = {}

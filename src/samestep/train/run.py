@@ -127,7 +127,7 @@ class Run(RunMeasures):
         self._watch = watch
 
     def source(self, dataset: Any, order: Order | None = None, collate: Collate | None = None) -> Source:
-        """The steps' data, for `run.steps`.
+        """Return the steps' data, for `run.steps`.
 
         Args:
             dataset: Map-style, iterable with lane streams, a DataLoader of one, or `samestep.drawn`.
@@ -148,7 +148,7 @@ class Run(RunMeasures):
     def steps(
         self, dataset: Any, order: Order | None = None, collate: Collate | None = None, *, draws_between: bool = True
     ) -> Iterator[Step]:
-        """The run's steps over a dataset, or those of an epoch inside `run.epochs()`.
+        """Yield the run's steps over a dataset, or those of an epoch inside `run.epochs()`.
 
         A resumed run gives those that are left. After each step the run is saved if that is due,
         and stops if a signal requested it.
@@ -182,7 +182,7 @@ class Run(RunMeasures):
         self.setup.rng.enter(BETWEEN, at=(step, 1))
 
     def enumerate(self, dataset: Any) -> Iterator[tuple[int, Any]]:
-        """The steps of an epoch with their numbers, for loops that step their optimizer themselves.
+        """Yield the steps of an epoch with their numbers, for loops that step their optimizer themselves.
 
         `for batch in loader` is the same without numbers, of the training DataLoader that `run.prepare`
         returned. The body runs once per step on every rank, with the batches of the rank's lanes.
@@ -308,7 +308,7 @@ class Run(RunMeasures):
         self._sequence.close()
 
     def epochs(self) -> Iterator[int]:
-        """The numbers of the epochs that are left, for loops with something to do after each.
+        """Yield the numbers of the epochs that are left, for loops with something to do after each.
 
         Example:
             for epoch in run.epochs():

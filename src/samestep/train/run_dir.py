@@ -30,7 +30,7 @@ _OURS = (
 
 
 def config_of(run: Path, overrides: Sequence[str] = ()) -> Config:
-    """The config that a run was started with.
+    """Return the config that a run was started with.
 
     Args:
         run: the run's directory.
@@ -45,7 +45,7 @@ def config_of(run: Path, overrides: Sequence[str] = ()) -> Config:
 
 
 def holder_of(run: Path) -> str | None:
-    """Which process began to use a run's directory last; None if that cannot be read."""
+    """Return which process began to use a run's directory last; None if that cannot be read."""
     try:
         return (run / _LOCK).read_text(encoding="utf-8")
     except OSError:
@@ -53,7 +53,7 @@ def holder_of(run: Path) -> str | None:
 
 
 def was_killed(run: Path) -> bool:
-    """Whether the process that used a run's directory last is known to be gone.
+    """Return whether the process that used a run's directory last is known to be gone.
 
     Without its lock: whoever tries that is in the way of a run that starts just then.
     """
@@ -121,7 +121,7 @@ class RunDir:
         files.replace(partial, path)
 
     def started_by(self) -> list[str]:
-        """The ids of the launch that started the run in this directory; empty if it had none."""
+        """Return the ids of the launch that started the run in this directory; empty if it had none."""
         try:
             launch = read_json(self.path / _STARTED)
         except TextError:  # missing, or truncated by a crash of the machine
@@ -129,7 +129,7 @@ class RunDir:
         return [i for i in launch if isinstance(i, str)] if isinstance(launch, list) else []
 
     def branched_from(self) -> str | None:
-        """The `resume.checkpoint` of the run in this directory; None if that is not known."""
+        """Return the `resume.checkpoint` of the run in this directory; None if that is not known."""
         try:
             found = read_json(self.path / CONFIG)["resume"]["checkpoint"]
         except (TextError, KeyError, TypeError):
@@ -167,7 +167,7 @@ def _refuse_links(folder: Path) -> None:
 
 
 def _step_of(line: str) -> float:
-    """The step of a line; infinity for a truncated line."""
+    """Return the step of a line; infinity for a truncated line."""
     try:
         row = parse_json(line)
     except TextError:

@@ -1,4 +1,4 @@
-"""How a run ends: by an error of its code, or of what is still to be done when that has ended."""
+"""Ends a run: after an error of its code, or of what is still to be done when that has ended."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from samestep.step.micro_batches import out_of_memory
 
 
 def end_with(error: BaseException | None, *last: Callable[[], None]) -> BaseException | None:
-    """The run's error; without one `last` is called, whose error is the run's then."""
+    """Return the run's error; without one `last` is called, whose error is the run's then."""
     try:
         for call in last if error is None else ():
             call()
@@ -26,7 +26,7 @@ def end_with(error: BaseException | None, *last: Callable[[], None]) -> BaseExce
 
 
 def shown_error() -> BaseException | None:
-    """The error that the interpreter has shown last."""
+    """Return the error that the interpreter has shown last."""
     return getattr(sys, "last_exc", None) or getattr(sys, "last_value", None)
 
 
@@ -52,7 +52,7 @@ def close_at_exit(close: Callable[[Any, BaseException | None, Any], None], earli
 
 
 def with_advice(error: BaseException, setup: RunSetup, step: int | None) -> BaseException:
-    """The error, or one of ours that says what to do about it.
+    """Return the error, or one of ours that says what to do about it.
 
     Args:
         error: What ended the run.

@@ -1,4 +1,4 @@
-"""What belongs to a run besides its steps: its state, its checkpoints, its logs."""
+"""The part of a run besides its steps: its state, its checkpoints, its logs."""
 
 from __future__ import annotations
 
@@ -149,7 +149,7 @@ class RunFiles(RunPlace):
 
     @property
     def survivors(self) -> Survivors:
-        """What saves the run when other ranks are lost."""
+        """Return what saves the run when other ranks are lost."""
         return self._parts.survivors
 
     def note_earlier(self, modules: Sequence[nn.Module]) -> None:
@@ -223,7 +223,7 @@ class RunFiles(RunPlace):
 
     @property
     def owners(self) -> Owners | None:
-        """Which rank owns which parameter; None unless `distributed.shard` deals them out."""
+        """Return which rank owns which parameter; None unless `distributed.shard` deals them out."""
         sharding = None if self._prepared is None else self._prepared.reduction.sharding
         return None if sharding is None else sharding.owners
 
@@ -314,11 +314,11 @@ class RunFiles(RunPlace):
 
     @property
     def is_stopping(self) -> bool:
-        """Whether a signal has asked this rank to stop the run; the others learn it with the next step."""
+        """Return whether a signal has asked this rank to stop the run; the others learn it with the next step."""
         return self._parts.step_end.signals.is_stopping
 
     def is_last_step(self, total: int | None) -> bool:
-        """Whether the run ends with the current step.
+        """Return whether the run ends with the current step.
 
         Args:
             total: How many steps the run has, if that is known.

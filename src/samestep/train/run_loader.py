@@ -22,7 +22,7 @@ class RunLoader:
         return self._batches(self.loader)
 
     def __len__(self) -> int:
-        """The batches of the loader itself, at any number of ranks."""
+        """Return the batches of the loader itself, at any number of ranks."""
         return len(self.loader)
 
     def __getattr__(self, name: str) -> Any:
@@ -35,5 +35,5 @@ def is_bar_over_loader(data: Any) -> bool:
 
 
 def unwrapped(data: Any) -> Any:
-    """What a run reads: of its own loaders, the person's."""
+    """Return what a run reads: of its own loaders, the person's."""
     return data.loader if isinstance(data, RunLoader) else data

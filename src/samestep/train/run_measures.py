@@ -1,4 +1,4 @@
-"""How a run's loop measures: on validation data, over all ranks."""
+"""The evaluations of a run's loop: on validation data, over all ranks."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ _LEFT_EVALUATION = (
 
 
 class RunMeasures(RunFiles):
-    """What a loop calls to evaluate."""
+    """The methods that a loop calls to evaluate."""
 
     _share: tuple[LanePasses | None, LoopShare | None] = (None, None)
     """The last loop over `run.batches`, and the step that it was in."""
@@ -83,7 +83,7 @@ class RunMeasures(RunFiles):
     def evaluate_by(
         self, measure: Callable[[Sequence[nn.Module], Moment], Mapping[str, Any]], step: int = 0, prefix: str = ""
     ) -> Values:
-        """What all evaluations have in common: listeners get the values, and random numbers go on as before.
+        """Return what all evaluations have in common: listeners get the values, and random numbers go on as before.
 
         Args:
             measure: Called with the unwrapped model and extra modules, and the moment; every rank's
@@ -206,7 +206,7 @@ class RunMeasures(RunFiles):
         self._parts.log.restart_clock()
 
     def gather(self, rows: Tensor | Sequence[Tensor]) -> Tensor:
-        """The rows of all ranks, on every rank: each sample's once, in the dataset's order.
+        """Return the rows of all ranks, on every rank: each sample's once, in the dataset's order.
 
         After a loop over `run.batches` these are one row for each of this rank's samples; in a step,
         one for each sample of its lanes, in their order. Every rank calls this.
@@ -257,7 +257,7 @@ class RunMeasures(RunFiles):
             return reduce_values(self.context, value, op, self._finished_share("run.reduce"))
 
     def sum(self, value: Tensor) -> Tensor:
-        """The sum over the lanes of all ranks of what a loop over the loader computed. Every rank calls this.
+        """Return the sum over the lanes of all ranks of what a loop over the loader computed. Every rank calls this.
 
         In float64, and integers exactly: the same bits at any number of ranks. Sums over the steps of an epoch are
         kept as they are, and summed over lanes at its end, which waits for other ranks once.
@@ -272,7 +272,7 @@ class RunMeasures(RunFiles):
         return self._sum_over_lanes("run.sum", value, lambda lane, own: own)
 
     def mean(self, value: Tensor) -> Tensor:
-        """The mean over the samples of the global batch of what each lane has a mean of. Every rank calls this.
+        """Return the mean over the samples of the global batch of what each lane has a mean of. Every rank calls this.
 
         Args:
             value: What follows from the batches of this step.
@@ -339,7 +339,7 @@ class RunMeasures(RunFiles):
         return nullcontext() if self._body is None else self._body.paused()
 
     def _finished_share(self, caller: str) -> LoopShare | None:
-        """The last loop over `run.batches`, unless a step has begun since."""
+        """Return the last loop over `run.batches`, unless a step has begun since."""
         if self._passes is not None and self._passes.in_lane:
             raise StepError(
                 f"{caller} was called inside the loop over a step's lanes, of which ranks have different "

@@ -1,4 +1,4 @@
-"""What any loop may ask of a run: where it runs, and with what."""
+"""The place of a run: its ranks, device, config and directory."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ class RunPlace:
 
     @property
     def batch(self) -> BatchPlan:
-        """How a global batch is cut into lanes."""
+        """Return how a global batch is cut into lanes."""
         return self.setup.batch
 
     @property
     def device(self) -> torch.device:
-        """Where this rank computes."""
+        """Return where this rank computes."""
         return self.context.device
 
     @property
@@ -48,12 +48,12 @@ class RunPlace:
 
     @property
     def world_size(self) -> int:
-        """How many ranks there are."""
+        """Return how many ranks there are."""
         return self.context.world
 
     @property
     def is_main(self) -> bool:
-        """Whether this is rank 0, which writes files and talks to people."""
+        """Return whether this is rank 0, which writes files and talks to people."""
         return self.context.is_main
 
     def print(self, *values: Any, sep: str = " ", end: str = "\n") -> None:
@@ -82,14 +82,14 @@ class RunPlace:
         self.setup.rng.enter(INIT)
 
     def scaled_lr(self, lr: float) -> float:
-        """A learning rate for this run's global batch, by `lr_scaling` against `base_batch`."""
+        """Return a learning rate for this run's global batch, by `lr_scaling` against `base_batch`."""
         scaled = describe_scaling(self.config, self.batch.global_batch)
         if scaled is not None:
             self.context.log.main(scaled)
         return lr * lr_factor(self.config, self.batch.global_batch)
 
     def total_steps(self, source: Source) -> int | None:
-        """How many steps the run has; None if it is known only at the data's end."""
+        """Return how many steps the run has; None if it is known only at the data's end."""
         if self.config.steps is not None:
             return self.config.steps
         assert self.config.epochs is not None, "checked when the config was loaded"

@@ -32,7 +32,7 @@ _NOT_THEIRS = ("__pycache__", "site-packages", ".git")
 
 @dataclass(frozen=True)
 class Saved:
-    """What the ranks of one run have written."""
+    """The files that the ranks of one run have written."""
 
     tensors: Mapping[str, str] = field(default_factory=dict)
     """Digests of what was given to torch.save and safetensors, by file and name."""
@@ -89,7 +89,7 @@ class SavedFiles:
             self._opened.add(os.fsdecode(arguments[0]))
 
     def _name(self, target: Any) -> str | None:
-        """A file's path in the working directory; None if it is the run's, or lies elsewhere."""
+        """Return a file's path in the working directory; None if it is the run's, or lies elsewhere."""
         if not isinstance(target, str | os.PathLike):
             return None
         path = Path(os.fspath(target)).resolve()

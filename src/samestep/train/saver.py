@@ -1,4 +1,4 @@
-"""When a run is saved, and what goes into its checkpoints. All ranks decide the same."""
+"""Decides when a run is saved, and what goes into its checkpoints. All ranks decide the same."""
 
 from __future__ import annotations
 
@@ -161,7 +161,7 @@ class Saver:
 
     @property
     def ended(self) -> str | None:
-        """Why the resumed run had already ended, unless that was its length."""
+        """Return why the resumed run had already ended, unless that was its length."""
         return None if self._point is None else self._point.manifest.ended
 
     # -- when ------------------------------------------------------------------------------
@@ -260,7 +260,7 @@ class Saver:
     def take(
         self, after: Position, plan: Mapping[str, Any], ended: str | None, more: Mapping[str, Any] | None = None
     ) -> tuple[dict[str, Any], dict[str, Any], Manifest]:
-        """A copy of the run after a step, or of this rank's part: the model, the rest, and what they are."""
+        """Return a copy of the run after a step, or of this rank's part: the model, the rest, and what they are."""
         if self.owned_states is None:
             model, training = self.state.model_tensors(), self.state.training()
         else:
@@ -311,7 +311,7 @@ class Saver:
 
 
 def _rows(found: Any) -> list[dict[str, Any]]:
-    """The rows of a survivor's checkpoint, if they are what one writes."""
+    """Return the rows of a survivor's checkpoint, if they are what one writes."""
     rows: list[Any] = found if isinstance(found, list) else [found]
     if not all(isinstance(row, dict) and isinstance(row.get("step"), int) for row in rows):
         raise CheckpointError("the checkpoint's rows for metrics.jsonl are not rows with a step")
@@ -340,5 +340,5 @@ def _as_json(name: str, value: Any) -> Any:
 
 
 def versions() -> dict[str, str]:
-    """The versions that this process runs on, for the files it writes."""
+    """Return the versions that this process runs on, for the files it writes."""
     return {"samestep": __version__, "torch": str(torch.__version__), "python": platform.python_version()}

@@ -19,7 +19,7 @@ MODULES = ("model.", "extra")
 
 
 def state_tensors(state: RunState) -> dict[str, Tensor]:
-    """Every tensor, number and text of a run's state, by name; nothing is copied.
+    """Return every tensor, number and text of a run's state, by name; nothing is copied.
 
     Weights and buffers are `model.NAME` and, of the other modules, `extra0.NAME`; then
     `optimizer0.NAME.KEY`, `schedule0.KEY` and `kept.NAME.KEY`. Buffers that no state dict holds
@@ -37,19 +37,19 @@ def state_tensors(state: RunState) -> dict[str, Tensor]:
 
 
 def named_modules(modules: Sequence[nn.Module]) -> list[tuple[str, nn.Module]]:
-    """The model and the other prepared modules, as a record names them."""
+    """Return the model and the other prepared modules, as a record names them."""
     names = ["model", *(f"extra{number}" for number in range(len(modules) - 1))]
     return list(zip(names, modules, strict=True))
 
 
 def module_tensors(module: nn.Module) -> dict[str, Tensor]:
-    """A module's parameters and the buffers of its state, by name."""
+    """Return a module's parameters and the buffers of its state, by name."""
     # Both: a module's own state_dict may leave frozen parameters out.
     return {**dict(leaf_tensors("", module.state_dict())), **dict(module.named_parameters())}
 
 
 def parameter_names(modules: Sequence[nn.Module]) -> dict[int, str]:
-    """The name of every parameter, by its id; without `model.` for those of the model."""
+    """Return the name of every parameter, by its id; without `model.` for those of the model."""
     return {
         id(param): name if prefix == "model" else f"{prefix}.{name}"
         for prefix, module in reversed(named_modules(modules))
@@ -58,7 +58,7 @@ def parameter_names(modules: Sequence[nn.Module]) -> dict[int, str]:
 
 
 def optimizer_tensors(modules: Sequence[nn.Module], optimizers: Sequence[Optimizer]) -> dict[str, Tensor]:
-    """What optimizers hold: their states and rates, and parameters that no module has."""
+    """Return what optimizers hold: their states and rates, and parameters that no module has."""
     names = parameter_names(modules)
     found: dict[str, Tensor] = {}
     for number, optimizer in enumerate(optimizers):
@@ -76,7 +76,7 @@ def optimizer_tensors(modules: Sequence[nn.Module], optimizers: Sequence[Optimiz
 
 
 def leaf_tensors(name: str, value: Any) -> Iterator[tuple[str, Tensor]]:
-    """The tensors, numbers and texts inside a state, each as a tensor; anything else is skipped."""
+    """Yield the tensors, numbers and texts inside a state, each as a tensor; anything else is skipped."""
     if isinstance(value, Tensor):
         yield name, value
     elif isinstance(value, np.ndarray) and value.dtype.kind in "biuf":
@@ -104,12 +104,12 @@ def _number(value: Any) -> Tensor:
 
 
 def text_tensor(text: str) -> Tensor:
-    """A text as its bytes."""
+    """Return a text as its bytes."""
     return torch.tensor(list(text.encode("utf-8", "surrogatepass")), dtype=torch.uint8)
 
 
 def digest_of(tensor: Tensor) -> str:
-    """A digest of a tensor's type, shape and bits."""
+    """Return a digest of a tensor's type, shape and bits."""
     tensor = dense(tensor)
     digest = hashlib.blake2b(f"{tensor.dtype} {tuple(tensor.shape)}".encode(), digest_size=16)
     digest.update(tensor.reshape(-1).view(torch.uint8).numpy().data)
@@ -117,7 +117,7 @@ def digest_of(tensor: Tensor) -> str:
 
 
 def dense(tensor: Tensor) -> Tensor:
-    """A tensor in the host's memory, in one piece."""
+    """Return a tensor in the host's memory, in one piece."""
     tensor = tensor.detach()
     tensor = tensor.to_dense() if tensor.layout != torch.strided else tensor
     return tensor.cpu().resolve_conj().resolve_neg().contiguous()

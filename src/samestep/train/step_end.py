@@ -66,21 +66,21 @@ class StepEnd:
         self._pause_after = steps
 
     def flags(self) -> RankFlags:
-        """What this rank sends to all others with the coming step."""
+        """Return what this rank sends to all others with the coming step."""
         flag = self.signals.flag(self._saver.wants_time(), self._time_is_up())
         if self._context.world == 1:
             return RankFlags(flag) if flag else NO_FLAGS
         return RankFlags(flag, self._log.times.since_last_flags())
 
     def _time_is_up(self) -> bool:
-        """Whether the run stops for its time limit. Rank 0 decides: its flag reaches all ranks."""
+        """Return whether the run stops for its time limit. Rank 0 decides: its flag reaches all ranks."""
         minutes = self._config.preemption.after_minutes
         if minutes is None or not self._context.is_main:
             return False
         return time.monotonic() - self._began >= 60 * minutes
 
     def is_complete(self, position: Position, total: int | None) -> bool:
-        """Whether a resumed run has nothing left to do."""
+        """Return whether a resumed run has nothing left to do."""
         if total is not None and position.step >= total:
             return True
         epochs = self._config.epochs
@@ -99,7 +99,7 @@ class StepEnd:
         )
 
     def why_last(self, data: StepData, total: int | None) -> str | None:
-        """Why this step is the run's last one; None if it is not."""
+        """Return why this step is the run's last one; None if it is not."""
         epochs = self._config.epochs
         ends = data.ends_epoch and epochs is not None and data.epoch + 1 >= epochs
         return "done" if ends or data.index + 1 == total else self._stop_reason
@@ -148,7 +148,7 @@ class StepEnd:
         self.ended = reason
 
     def _position_after(self, data: StepData, source: Source) -> Position:
-        """The position after a step, with the states of all ranks' streams."""
+        """Return the position after a step, with the states of all ranks' streams."""
         after = data.following
         if not source.has_streams:
             return after
@@ -156,7 +156,7 @@ class StepEnd:
         return replace(after, streams={lane: s for rank in by_rank for lane, s in rank.items()})
 
     def _agree(self, stats: LocalStats) -> AgreedAction:
-        """What the ranks request: now, or a fixed number of steps late for the GPU's sake."""
+        """Return what the ranks request: now, or a fixed number of steps late for the GPU's sake."""
         if stats.no_requests and not self._unread:
             return NO_ACTION
         self._unread.append(stats.flags())

@@ -33,11 +33,11 @@ class StepSequence:
 
     @property
     def by_epochs(self) -> bool:
-        """Whether a loop over epochs takes the steps."""
+        """Return whether a loop over epochs takes the steps."""
         return self._epoch is not None
 
     def epochs(self, first: int, last: int | None) -> Iterator[int]:
-        """The numbers of the epochs; each loop body takes its steps from `of`.
+        """Yield the numbers of the epochs; each loop body takes its steps from `of`.
 
         Args:
             first: The epoch that the run is in.
@@ -66,7 +66,7 @@ class StepSequence:
             self._epoch += 1
 
     def of(self, data: Any, begin: Callable[[], Iterator[Step]]) -> Iterator[Step]:
-        """The steps of this epoch, or of all of them if nobody asked for epochs.
+        """Yield the steps of this epoch, or of all of them if nobody asked for epochs.
 
         Args:
             data: What the steps are read from.
@@ -127,5 +127,5 @@ class StepSequence:
 
 
 def _is_end(step: Step) -> bool:
-    """Whether an epoch has no step after this one: its last, or the run's, which may come before."""
+    """Return whether an epoch has no step after this one: its last, or the run's, which may come before."""
     return step.ends_epoch or step.ends_run

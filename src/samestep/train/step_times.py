@@ -1,4 +1,4 @@
-"""Where a run's time goes: its split over phases, and which rank the others wait for."""
+"""Splits a run's time over phases, and names the rank that the others wait for."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class StepTimes:
             self._busy[rank] += reported.busy
 
     def row(self, steps: int, seconds: float, samples: int) -> dict[str, Any]:
-        """What the steps since the last row cost, per step; then start over."""
+        """Return what the steps since the last row cost, per step; then start over."""
         activity = self._activity
         activity.enter(activity.phase)  # the phase we are in counts up to now
         row: dict[str, Any] = {"samples_per_second": samples / seconds if seconds else 0.0}

@@ -1,4 +1,4 @@
-"""When ranks are lost, one that is left saves the last step boundary, without any of the others.
+"""Saves the last step boundary when ranks are lost: one that is left does so, without any of the others.
 
 Weights, optimizers, averages, schedules and the position are the same on every rank, and nothing of
 them changes before the step's exchange has succeeded. So where it breaks, every survivor holds the
@@ -44,7 +44,7 @@ _NOT_OURS = "its directory is gone, or another run's by now"
 
 @dataclass(frozen=True)
 class _Boundary:
-    """Where the last step ended, as a save there would describe it."""
+    """The end of the last step, as a save there would describe it."""
 
     after: Position
     plan: Mapping[str, Any]
@@ -115,7 +115,7 @@ class Survivors:
                 log.everyone(f"Lost a rank. The run is saved after step {step}; started again, it resumes there")
 
     def _why_not(self) -> str:
-        """Why this rank does not hold the run's whole state."""
+        """Return why this rank does not hold the run's whole state."""
         if self._context.device.type != "cpu":
             return "a GPU that waits in the broken exchange cannot be read"
         if self._config.distributed.shard != "none":

@@ -1,4 +1,4 @@
-"""What a user writes: model, data, loss as a sum and a count, optimizer, metrics."""
+"""The class that a user writes: model, data, loss as a sum and a count, optimizer, metrics."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class Task(RunHooks, TrainedUses):
     it where all tensors of the model are parameters, or buffers that are saved."""
 
     def model(self) -> nn.Module:
-        """The model, with its initial weights drawn from the run's seed."""
+        """Return the model, with its initial weights drawn from the run's seed."""
         raise TaskError(f"{type(self).__name__} must define model(self)")
 
     def extra_modules(self) -> Sequence[nn.Module]:
@@ -83,15 +83,15 @@ class Task(RunHooks, TrainedUses):
         """
 
     def train_data(self) -> Any:
-        """The training set: map-style, or iterable with lane streams."""
+        """Return the training set: map-style, or iterable with lane streams."""
         raise TaskError(f"{type(self).__name__} must define train_data(self)")
 
     def valid_data(self) -> Any | None:
-        """The validation set, or None for no evaluation."""
+        """Return the validation set, or None for no evaluation."""
         return None
 
     def fold_labels(self, dataset: Any) -> Any | None:
-        """What the folds of a cross-validation are stratified by: for each sample a label, or a list of
+        """Return what the folds of a cross-validation are stratified by: for each sample a label, or a list of
         those that it has; None if there is nothing.
 
         Args:
@@ -109,21 +109,21 @@ class Task(RunHooks, TrainedUses):
         return getattr(dataset, "groups", None)
 
     def fold_valid_data(self) -> Any:
-        """The training set as a fold of it is validated on: the same samples in the same order.
+        """Return the training set as a fold of it is validated on: the same samples in the same order.
 
         Override it where `train_data` augments them.
         """
         return self.train_data()
 
     def refit_data(self) -> Any:
-        """What the final training of `refit` trains on: the training set, then the validation set.
+        """Return what the final training of `refit` trains on: the training set, then the validation set.
 
         Override it where `train_data` augments: samples of the validation set should be, too.
         """
         return joined_data(self.train_data(), self.valid_data())
 
     def order(self, dataset: Any) -> Order | None:
-        """The order of training samples; None shuffles them again each epoch.
+        """Return the order of training samples; None shuffles them again each epoch.
 
         Args:
             dataset: What `train_data` returned; in a cross-validation a `torch.utils.data.Subset` of it,
@@ -132,7 +132,7 @@ class Task(RunHooks, TrainedUses):
         return None
 
     def collate(self, samples: list[Any]) -> Any:
-        """A batch from a list of samples; torch's default unless overridden.
+        """Return a batch from a list of samples; torch's default unless overridden.
 
         Args:
             samples: What the dataset returned for the samples of one lane.
@@ -162,7 +162,7 @@ class Task(RunHooks, TrainedUses):
         return ()
 
     def loss(self, model: nn.Module, batch: LaneBatch) -> Loss:
-        """The batch's loss: its mean, or its sum and what it was summed over.
+        """Return the batch's loss: its mean, or its sum and what it was summed over.
 
         Args:
             model: The prepared model, in training mode.
@@ -177,7 +177,7 @@ class Task(RunHooks, TrainedUses):
         raise TaskError(f"{type(self).__name__} must define loss(self, model, batch)")
 
     def embed(self, model: nn.Module, batch: LaneBatch) -> Any:
-        """The embeddings of a lane's samples, for `batch_loss`: a tensor with a row for each sample, or
+        """Return the embeddings of a lane's samples, for `batch_loss`: a tensor with a row for each sample, or
         for each of its views; or several in containers.
 
         Args:
@@ -202,8 +202,8 @@ class Task(RunHooks, TrainedUses):
         raise TaskError(f"{type(self).__name__} must define batch_loss(self, embeddings, batch)")
 
     def eval_embed(self, model: nn.Module, batch: LaneBatch) -> Any:
-        """The embeddings that `evaluation.mode: retrieval` and `samestep predict --embeddings` take; `embed`'s unless
-        overridden.
+        """Return the embeddings that `evaluation.mode: retrieval` and `samestep predict --embeddings` take; `embed`'s
+        unless overridden.
 
         Args:
             model: The model, unwrapped, in evaluation mode.
@@ -220,7 +220,7 @@ class Task(RunHooks, TrainedUses):
         return self.embed(model, batch)
 
     def labels(self, batch: LaneBatch) -> Any:
-        """The class of each sample, a whole number, for retrieval; `batch.y` unless overridden.
+        """Return the class of each sample, a whole number, for retrieval; `batch.y` unless overridden.
 
         Args:
             batch: One lane's samples.
@@ -233,7 +233,7 @@ class Task(RunHooks, TrainedUses):
         )
 
     def reference_data(self, name: str) -> Any | None:
-        """The set in which retrieval seeks neighbours, such as the training set without augmentation.
+        """Return the set in which retrieval seeks neighbours, such as the training set without augmentation.
 
         Args:
             name: The config's `evaluation.reference`.
@@ -251,21 +251,21 @@ class Task(RunHooks, TrainedUses):
 
     @property
     def has_embeddings(self) -> bool:
-        """Whether it says what the embeddings of its samples are."""
+        """Return whether it says what the embeddings of its samples are."""
         return type(self).embed is not Task.embed or type(self).eval_embed is not Task.eval_embed
 
     @property
     def has_batch_loss(self) -> bool:
-        """Whether it trains by `batch_loss`."""
+        """Return whether it trains by `batch_loss`."""
         return type(self).batch_loss is not Task.batch_loss
 
     @property
     def forward_pass(self) -> Callable[[nn.Module, LaneBatch], Any]:
-        """What a step calls with the model and a lane's batch: `loss`, or `embed`."""
+        """Return what a step calls with the model and a lane's batch: `loss`, or `embed`."""
         return self.embed if self.has_batch_loss else self.loss
 
     def metrics(self) -> Mapping[str, Any]:
-        """What evaluation measures besides the loss, by name: new metrics for each evaluation.
+        """Return what evaluation measures besides the loss, by name: new metrics for each evaluation.
 
         They are torchmetrics' own or derived from them, or objects with `update`, `compute`, and
         `merge(other)` or `merge_state(others)`, as torcheval's have.
@@ -292,7 +292,7 @@ class Task(RunHooks, TrainedUses):
         return self.loss(model, batch)
 
     def eval_outputs(self, model: nn.Module, batch: LaneBatch) -> Any:
-        """What `evaluation.mode: gather` brings together for `evaluate_whole`.
+        """Return what `evaluation.mode: gather` brings together for `evaluate_whole`.
 
         Args:
             model: The model, unwrapped, in evaluation mode.
@@ -323,7 +323,7 @@ class Task(RunHooks, TrainedUses):
 
 
 def stepper(task: Task, model: nn.Module) -> Callable[[Step], None]:
-    """What runs a step of a task: by its loss, or by its loss over the whole batch."""
+    """Return what runs a step of a task: by its loss, or by its loss over the whole batch."""
     # The task's own methods: what a loss reads from the task is compared before a replay.
     forward = partial(task.forward_pass, model)
     if task.has_batch_loss:
@@ -332,7 +332,7 @@ def stepper(task: Task, model: nn.Module) -> Callable[[Step], None]:
 
 
 def load_task(config: Config) -> Task:
-    """The task that a config names, made with the config's params."""
+    """Return the task that a config names, made with the config's params."""
     if config.task is None:
         and_batch = " and global_batch" if config.leaves_batch_open else ""
         raise TaskError(f"the config names no task to train: set task: FILE.py:Class{and_batch}")

@@ -1,4 +1,4 @@
-"""How a task's validation set is measured: by the config's `evaluation.mode`."""
+"""Measures a task's validation set, by the config's `evaluation.mode`."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class TaskEvaluation:
             mergers_of(make_metrics(task.metrics, setup.rng, step))
 
     def measure(self, modules: Sequence[nn.Module], moment: Moment) -> Values:
-        """The values of the validation set, by name; the same on every rank.
+        """Return the values of the validation set, by name; the same on every rank.
 
         Args:
             modules: The model, and the extra modules.
@@ -65,7 +65,7 @@ class TaskEvaluation:
         return Evaluator(setup, modules).run(self._valid_data, task.evaluate, metrics, task.collate, moment)
 
     def _reference_data(self, train_data: Any) -> Any:
-        """Where neighbours are sought."""
+        """Return where neighbours are sought."""
         task, name = self._task, self._setup.config.evaluation.reference
         if not task.has_embeddings:
             raise TaskError(

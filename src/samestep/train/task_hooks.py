@@ -1,4 +1,4 @@
-"""What a task may define besides what is trained: what it does as a run goes, and with its trained model."""
+"""The optional methods of a task: what it does as a run goes, and with its trained model."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class RunHooks:
-    """What a task does while its run goes: nothing, unless overridden."""
+    """Hooks of a task while its run goes: they do nothing, unless overridden."""
 
     def after_update(self, step: Step) -> None:
         """Called after every update that changed the weights, the same on every rank.
@@ -37,7 +37,7 @@ class RunHooks:
         """
 
     def listeners(self, run: Run) -> Sequence[RunListener]:
-        """What follows the run, such as `samestep.callbacks`. Called once, before the first step.
+        """Return what follows the run, such as `samestep.callbacks`. Called once, before the first step.
 
         Args:
             run: The run; its model is there when the first listener is called.
@@ -64,10 +64,10 @@ class RunHooks:
 
 
 class TrainedUses:
-    """How a task's trained model is used, by `samestep predict` and `samestep export`."""
+    """Uses of a task's trained model, by `samestep predict` and `samestep export`."""
 
     def model_inputs(self, batch: LaneBatch, method: str = "forward") -> Any:
-        """What the model is called with for a batch: a tensor, or a tuple of them.
+        """Return what the model is called with for a batch: a tensor, or a tuple of them.
 
         Args:
             batch: One lane's samples.
@@ -76,7 +76,7 @@ class TrainedUses:
         return batch.x if isinstance(batch.data, (tuple, list)) else batch.data
 
     def export_model(self, model: nn.Module) -> nn.Module:
-        """What `samestep export` writes: the model, or a wrapper that also normalises.
+        """Return what `samestep export` writes: the model, or a wrapper that also normalises.
 
         Args:
             model: The trained model.
@@ -84,7 +84,7 @@ class TrainedUses:
         return model
 
     def predict_data(self, source: str) -> Any:
-        """The dataset for `samestep predict RUN DATA`, unless DATA is `valid` or `train`.
+        """Return the dataset for `samestep predict RUN DATA`, unless DATA is `valid` or `train`.
 
         Args:
             source: DATA, as it was given.
@@ -95,7 +95,7 @@ class TrainedUses:
         )
 
     def predict(self, model: nn.Module, batch: LaneBatch) -> Any:
-        """The predictions for a batch: a tensor, or columns by name, with one entry per sample.
+        """Return the predictions for a batch: a tensor, or columns by name, with one entry per sample.
 
         Args:
             model: The trained model, in evaluation mode.

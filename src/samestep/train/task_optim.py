@@ -1,4 +1,4 @@
-"""How a training's weights are updated: by the task's own optimizers and schedules, or the config's."""
+"""Updates a training's weights: by the task's own optimizers and schedules, or the config's."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from samestep.train.task import Task
 
 
 def choose_optimizers(run: Run, task: Task, modules: Sequence[nn.Module]) -> list[Optimizer]:
-    """The optimizers of a model and extra modules, their rates scaled by `lr_scaling`."""
+    """Return the optimizers of a model and extra modules, their rates scaled by `lr_scaling`."""
     section, report = run.config.optimizer, run.context.log.main
     if section is None:
         found = _as_list(task.optimizers(modules[0]), Optimizer, "optimizers")
@@ -37,7 +37,7 @@ def choose_optimizers(run: Run, task: Task, modules: Sequence[nn.Module]) -> lis
 def choose_schedules(
     run: Run, task: Task, optimizers: Sequence[Optimizer], source: Source, evaluates: bool
 ) -> list[Schedule]:
-    """The schedules of a training over a source of steps."""
+    """Return the schedules of a training over a source of steps."""
     config, steps = run.config, run.total_steps(source)
     if config.schedule is None:
         found = _as_list(task.schedules(optimizers, steps), Schedule, "schedules")

@@ -1,4 +1,4 @@
-"""Where a finished or running run's time went, from its metrics."""
+"""Summarizes the times of a finished or running run, from its metrics."""
 
 from __future__ import annotations
 

@@ -57,18 +57,18 @@ class Entry:
 
     @property
     def key(self) -> tuple[str, str, int]:
-        """What identifies it among those of its step, part and lane."""
+        """Return what identifies it among those of its step, part and lane."""
         return self.kind, self.name, self.call
 
     def values(self) -> Tensor:
-        """The elements that were kept."""
+        """Return the elements that were kept."""
         data = bytearray(base64.b64decode(self.elements))
         dtype: torch.dtype = getattr(torch, self.dtype)
         return torch.frombuffer(data, dtype=dtype) if data else torch.empty(0, dtype=dtype)
 
 
 def read_trace(folder: Path) -> list[list[Entry]]:
-    """The entries of every rank, in the order in which they were written."""
+    """Return the entries of every rank, in the order in which they were written."""
     found = {path: whole_number(path.stem.partition("-")[2]) for path in folder.glob("rank-*.jsonl")}
     ranks = sorted((rank, path) for path, rank in found.items() if rank is not None)
     return [list(_read_entries(path)) for _, path in ranks]
@@ -157,7 +157,7 @@ class Tracer(RunListener):
     # -- hooks -----------------------------------------------------------------------------
 
     def _wants(self, step: int) -> bool:
-        """Whether this step is traced; before its first tensor, that begins."""
+        """Return whether this step is traced; before its first tensor, that begins."""
         if step >= self._first and not self._hooks:
             self._take_state(step, BEFORE)
             self._hooks = list(self._watch())

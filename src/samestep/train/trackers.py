@@ -1,4 +1,4 @@
-"""Where measurements go: one contract, rank 0 only."""
+"""Sends measurements to trackers: one contract, rank 0 only."""
 
 from __future__ import annotations
 
@@ -133,7 +133,7 @@ class Trackers(Tracker):
             tracker.close()
 
     def warn_with(self, warn: Callable[[str], None]) -> None:
-        """Who gets a warning if a tracker fails."""
+        """Set who gets a warning if a tracker fails."""
         for tracker in self._trackers:
             if isinstance(tracker, GuardedTracker):
                 tracker.warn = warn
@@ -152,7 +152,7 @@ class Trackers(Tracker):
 
 
 def _files_of(folder: Path, patterns: Sequence[str]) -> list[Path]:
-    """The files that patterns name, each once; none of a checkpoint that is being written."""
+    """Return the files that patterns name, each once; none of a checkpoint that is being written."""
     found: set[Path] = set()
     for pattern in patterns:
         for path in folder.glob(pattern):
@@ -166,7 +166,7 @@ _PLAIN_TYPES = frozenset(_PLAIN)
 
 
 def _plain(name: str, value: Any) -> Any:
-    """A value as all trackers know it."""
+    """Return a value as all trackers know it."""
     if type(value) in _PLAIN_TYPES:  # first, since every step writes some
         return value
     if isinstance(value, (Tensor, np.ndarray, np.generic)):
@@ -186,7 +186,7 @@ def _plain(name: str, value: Any) -> Any:
 def open_trackers(
     config: Config, folder: Path, is_main: bool, start: int = 0, rows: Sequence[dict[str, Any]] = ()
 ) -> Trackers:
-    """The config's trackers on rank 0; none on the others.
+    """Return the config's trackers on rank 0; none on the others.
 
     Args:
         config: The run's config.
@@ -209,7 +209,7 @@ def open_trackers(
 
 
 def missing_rows(path: Path, rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Which of these rows a metrics file lacks: rank 0 was lost before it had written them.
+    """Return which of these rows a metrics file lacks: rank 0 was lost before it had written them.
 
     Args:
         path: The file, of whole lines.

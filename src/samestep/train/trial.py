@@ -36,7 +36,7 @@ def quiet_context(config: Config, hardware: Hardware) -> Iterator[tuple[RunConte
 
 
 def reading_once(task: Task) -> Task:
-    """The task, whose data is read once for all runs: only models must be new."""
+    """Return the task, whose data is read once for all runs: only models must be new."""
     for name in ("prepare_data", "train_data", "valid_data"):
         setattr(task, name, functools.cache(getattr(task, name)))
     return task

@@ -46,7 +46,7 @@ class TrainingAverages(RunListener):
                 self._swa.end_epoch()
 
     def measure(self, measure: Callable[[str], Values]) -> Values:
-        """An evaluation of the moving average; empty if there is none.
+        """Return an evaluation of the moving average; empty if there is none.
 
         Args:
             measure: Evaluates the model, with a prefix for the names of the values.
@@ -69,7 +69,7 @@ class TrainingAverages(RunListener):
             return measure("swa_")
 
     def weights(self) -> dict[str, Tensor]:
-        """All averaged weights, as `ema.NAME` and `swa.NAME`; the same on every rank."""
+        """Return all averaged weights, as `ema.NAME` and `swa.NAME`; the same on every rank."""
         return {
             f"{kind}.{name}": tensor
             for kind, average in self._averages.items()

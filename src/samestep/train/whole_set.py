@@ -36,7 +36,7 @@ class WholeSetEvaluator:
     def run(
         self, dataset: Any, outputs: Outputs, compute: Callable[[Any], Mapping[str, Any]], collate: Collate | None
     ) -> dict[str, float | list[float]]:
-        """What `compute` returns on rank 0, on every rank.
+        """Return what `compute` returns on rank 0, on every rank.
 
         Args:
             dataset: A map-style dataset.
@@ -65,7 +65,7 @@ class WholeSetEvaluator:
 
 
 def _checked(leaf: Any, batch: LaneBatch) -> Tensor:
-    """A tensor of outputs, in host memory, where rank 0 collects them."""
+    """Return a tensor of outputs, in host memory, where rank 0 collects them."""
     if not isinstance(leaf, Tensor) or not leaf.dim() or len(leaf) != len(batch):
         found = tuple(leaf.shape) if isinstance(leaf, Tensor) else type(leaf).__name__
         raise TaskError(
@@ -76,7 +76,7 @@ def _checked(leaf: Any, batch: LaneBatch) -> Tensor:
 
 
 def _joined(parts: Sequence[Any]) -> Any:
-    """The outputs of all batches, in the containers of the first."""
+    """Return the outputs of all batches, in the containers of the first."""
     columns = [leaves(part) for part in parts]
     if len({len(column) for column in columns}) > 1:
         raise TaskError("eval_outputs returned more tensors for some batches than for others")

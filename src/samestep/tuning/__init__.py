@@ -1,1 +1,1 @@
-"""Which settings suit a training on this machine: measured, decided, written as overrides."""
+"""Finds the settings that suit a training on this machine: measured, decided, written as overrides."""

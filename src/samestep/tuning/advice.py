@@ -1,4 +1,4 @@
-"""Which recommendation follows from which figures. No torch here."""
+"""Recommendations from figures. No torch here."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def _not_measured(topic: str, why: str) -> Advice:
 
 
 def best_layout(tried: Sequence[tuple[Layout, Timed]]) -> tuple[Layout, Timed]:
-    """The fewest ranks, and of these the fewest threads, that nothing is clearly faster than.
+    """Return the fewest ranks, and of these the fewest threads, that nothing is clearly faster than.
 
     Raises:
         PlanError: if none could be measured.
@@ -116,7 +116,7 @@ def advise_workers(found: Mapping[int, Timed], configured: int) -> Advice:
 
 
 def advise_precision(base: Timed, other: Timed, configured: str, name: str) -> Advice:
-    """The config's precision, or another one.
+    """Return the config's precision, or another one.
 
     Args:
         base: With the config's own.
@@ -135,7 +135,7 @@ def advise_precision(base: Timed, other: Timed, configured: str, name: str) -> A
 
 
 def advise_graph(base: Timed, without: Timed | None, why_not: str) -> Advice:
-    """Whether steps are replayed as CUDA graphs.
+    """Return whether steps are replayed as CUDA graphs.
 
     Args:
         base: As configured, with graphs where that is possible.
@@ -156,7 +156,7 @@ def advise_graph(base: Timed, without: Timed | None, why_not: str) -> Advice:
 
 
 def advise_shard(shard: str, failed: Mapping[str, str], peak: int | None, memory: int | None) -> Advice:
-    """Whether ranks share out optimizer states, or weights as well: the first way that fits.
+    """Return whether ranks share out optimizer states, or weights as well: the first way that fits.
 
     Args:
         shard: The first value of `distributed.shard` with which a step could be measured.
@@ -173,7 +173,7 @@ def advise_shard(shard: str, failed: Mapping[str, str], peak: int | None, memory
 
 
 def advise_batch(found: Sequence[Timed], memory: int | None) -> Advice:
-    """What a larger global batch would bring; never an override, since it is another training.
+    """Return what a larger global batch would bring; never an override, since it is another training.
 
     Args:
         found: The config's own first, then larger ones; on one rank.
@@ -196,7 +196,7 @@ def advise_batch(found: Sequence[Timed], memory: int | None) -> Advice:
 
 
 def largest_batch(found: Sequence[Timed], memory: int | None) -> int | None:
-    """How many samples fit, by a line through the peaks of several batches; None if none follows."""
+    """Return how many samples fit, by a line through the peaks of several batches; None if none follows."""
     known = [(one.global_batch, one.peak_bytes) for one in found if one.peak_bytes is not None]
     if memory is None or len(known) < 2:
         return None
@@ -220,7 +220,7 @@ class Condition:
 
 @dataclass(frozen=True)
 class Surroundings:
-    """What is known about the machine, the data and the model."""
+    """The facts about the machine, the data and the model."""
 
     cpus: int
     gpus: int
@@ -231,7 +231,7 @@ class Surroundings:
 
 
 def conditions(tried: Sequence[tuple[Layout, Timed]], known: Surroundings) -> list[Condition]:
-    """When to use threads in one process, and when several ranks: four reasons for each."""
+    """Return four reasons for threads in one process, and four for several ranks."""
     fits, fits_why = _fits(known)
     costs, costs_why = _communication(tried)
     large = None

@@ -54,7 +54,7 @@ class RangeTest:
             raise RangeTestError(f"--stop-factor is {self.stop_factor:g}: it takes a number above 1, such as 4")
 
     def rate(self, step: int) -> float:
-        """The rate of a step: it grows by the same factor each time, from `min` to `max`."""
+        """Return the rate of a step: it grows by the same factor each time, from `min` to `max`."""
         return self.min * float((self.max / self.min) ** (step / (self.steps - 1)))
 
 
@@ -99,7 +99,7 @@ class Curve:
 
 
 def suggest(curve: Curve) -> dict[str, float]:
-    """The suggested rate by rule. Only for a curve for which `what_is_wrong` returns None."""
+    """Return the suggested rate by rule. Only for a curve for which `what_is_wrong` returns None."""
     found = _falling_part(curve)
     smoothed = [curve.smoothed[step] for step in found]
     steps = {"steepest": found[_steepest(smoothed)], "valley": found[_middle_of_longest_fall(smoothed)]}
@@ -112,7 +112,7 @@ def rounded(rate: float) -> float:
 
 
 def what_is_wrong(curve: Curve) -> str | None:
-    """Why a curve allows no suggestion, and what to do; None if it does."""
+    """Return why a curve allows no suggestion, and what to do; None if it does."""
     test, measured = curve.test, len(curve.losses)
     if measured < _LEAST_MEASURED:
         return (
@@ -147,13 +147,13 @@ def _at_first(curve: Curve) -> tuple[float, float]:
 
 
 def _least_fall(start: float, scatter: float, smooth: float) -> float:
-    """How far a smoothed loss must fall: scatter alone hardly ever gets that far."""
+    """Return how far a smoothed loss must fall: scatter alone hardly ever gets that far."""
     scatter_when_smoothed = scatter * math.sqrt(smooth / (2 - smooth))
     return max(scatter, 5 * scatter_when_smoothed, 1e-3 * abs(start))
 
 
 def _falling_part(curve: Curve) -> range:
-    """The steps up to the lowest loss, without the first ones (the average settles) and the last.
+    """Return the steps up to the lowest loss, without the first ones (the average settles) and the last.
 
     After the lowest loss a curve may fall steeply too, from the peaks of its divergence.
     """

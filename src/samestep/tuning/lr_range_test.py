@@ -58,7 +58,7 @@ class RangeTestResult:
     folder: Path
 
     def as_json(self) -> dict[str, Any]:
-        """What `--json` prints."""
+        """Return what `--json` prints."""
         return {
             "suggestions": self.suggestions,
             "wrong": self.wrong,
@@ -113,7 +113,7 @@ def find_lr(
 
 
 def range_test_config(config: Config, steps: int) -> Config:
-    """The config of the short run: in its own directory, without saves, schedules or averages."""
+    """Return the config of the short run: in its own directory, without saves, schedules or averages."""
     return trial_run(
         config,
         run_dir=str(config.run_path / FOLDER),
@@ -126,7 +126,7 @@ def range_test_config(config: Config, steps: int) -> Config:
 
 
 def default_key(config: Config, task: Task) -> str | None:
-    """The config's key for the learning rate; None if it cannot be determined."""
+    """Return the config's key for the learning rate; None if it cannot be determined."""
     if config.optimizer is not None:
         return "optimizer.lr"
     takes_it = "lr" in inspect.signature(type(task)).parameters
@@ -191,7 +191,7 @@ def _measure(run: Run, task: Task, model: nn.Module, source: Any, rates: GroupRa
 
 
 def base_rate(config: Config, task: Task, key: str | None, optimizers: Sequence[Optimizer]) -> float:
-    """The present rate of the key; the first group's if that cannot be determined."""
+    """Return the present rate of the key; the first group's if that cannot be determined."""
     value = None if key is None else _value_at(config, task, key)
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         key, value = "the optimizer", optimizers[0].param_groups[0]["lr"]

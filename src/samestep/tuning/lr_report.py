@@ -95,13 +95,13 @@ def _includes_rate_now(found: RangeTestResult) -> bool:
 
 
 def _loss_at(found: RangeTestResult, rate: float) -> float:
-    """The smoothed loss at the measured rate that is nearest to a rounded one."""
+    """Return the smoothed loss at the measured rate that is nearest to a rounded one."""
     nearest = min(range(len(found.rates)), key=lambda place: abs(found.rates[place] / rate - 1))
     return found.smoothed[nearest]
 
 
 def _loss_limits(found: RangeTestResult) -> tuple[float, float]:
-    """The visible range: in a divergence single losses may be far above the smoothed curve."""
+    """Return the visible range: in a divergence single losses may be far above the smoothed curve."""
     low, high = min(found.losses, default=0.0), max(found.smoothed, default=1.0)
     margin = _MARGIN * (high - low) or 0.1
     return low - margin, high + margin

@@ -52,7 +52,7 @@ COMMAND = "tune measure"
 
 @dataclass(frozen=True)
 class Request:
-    """What is advised about, and how long it may take."""
+    """The training to tune, and how long it may take."""
 
     config: Config
     file: Path
@@ -73,7 +73,7 @@ class Request:
 
 @dataclass(frozen=True)
 class Advised:
-    """What was measured, and what follows."""
+    """The measurements, and the recommendations that follow."""
 
     machine: Mapping[str, Any]
     layout: Layout
@@ -220,7 +220,7 @@ def _decided(config: Config, layout: Layout, tried: Sequence[Variant], timed: Ma
     base = timed[BASE]
 
     def by(key: str) -> dict[str, Timed]:
-        """What was measured with other values of a key."""
+        """Return what was measured with other values of a key."""
         return {one.overrides[0].partition("=")[2]: timed[one.label] for one in tried if one.has(key)}
 
     own = config.lane_count(layout.ranks)

@@ -69,7 +69,7 @@ class Timed:
 
 
 def speedup(one: Timed, base: Timed) -> Spread:
-    """How many times as fast as the other; of too few rounds the range is all that they allow."""
+    """Return how many times as fast as the other; of too few rounds the range is all that they allow."""
     found = ratio_confidence_interval(base.of_a_sample, one.of_a_sample)
     if found is not None:
         return found
@@ -79,13 +79,13 @@ def speedup(one: Timed, base: Timed) -> Spread:
 
 
 def is_faster(one: Timed, base: Timed) -> bool:
-    """Whether it is worth it, and no noise."""
+    """Return whether it is worth it, and no noise."""
     found = speedup(one, base)
     return found.median >= WORTH and found.low > 1
 
 
 def simplest_of_fast(in_order: Sequence[Timed]) -> Timed:
-    """The first that no other is clearly faster than.
+    """Return the first that no other is clearly faster than.
 
     Args:
         in_order: What was measured, the simplest first.

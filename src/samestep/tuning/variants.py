@@ -45,14 +45,14 @@ class Layout:
 
     @property
     def overrides(self) -> tuple[str, ...]:
-        """What the config needs for it."""
+        """Return what the config needs for it."""
         if self.threads is None:
             return ()
         return (f"distributed.threads_per_rank={self.threads}",)
 
 
 def layouts(config: Config, cpus: int, gpus: int, quick: bool) -> list[Layout]:
-    """All cores by threads, by ranks, and ways between; and one thread alone, which is the default.
+    """Return all cores by threads, by ranks, and ways between; and one thread alone, which is the default.
 
     Args:
         config: The training's config: every rank needs a lane.
@@ -190,7 +190,7 @@ def _other_lanes(config: Config, world: int, own: int, quick: bool) -> Sequence[
 
 
 def lanes_fixed(config: Config, world: int) -> str:
-    """Why there is no choice of lanes; empty if there is."""
+    """Return why there is no choice of lanes; empty if there is."""
     try:
         lanes_to_compare(config, worlds=[world])
     except PlanError as error:
@@ -204,7 +204,7 @@ def as_text(tried: Sequence[Variant]) -> str:
 
 
 def from_text(text: str) -> list[Variant]:
-    """What `as_text` made.
+    """Return what `as_text` made.
 
     Raises:
         TextError: for anything else.

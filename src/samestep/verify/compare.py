@@ -1,4 +1,4 @@
-"""How far two runs are apart: in steps, in tensors, in units in the last place (ULP)."""
+"""The distance of two runs: in steps, in tensors, in units in the last place (ULP)."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _BITS = {
 
 @dataclass(frozen=True)
 class Difference:
-    """Where two runs first differ, and by how much."""
+    """The place where two runs first differ, and by how much."""
 
     what: str
     """samples, loss, state, steps, or states of the ranks."""
@@ -54,7 +54,7 @@ class Difference:
 
 
 def ulp_distance(left: Tensor, right: Tensor) -> int:
-    """The largest distance of two tensors' elements, in representable values between them."""
+    """Return the largest distance of two tensors' elements, in representable values between them."""
     if not left.numel():
         return 0
     a, b = _ordered(_real(left)).flatten(), _ordered(_real(right)).flatten()
@@ -79,7 +79,7 @@ def _ordered(values: Tensor) -> Tensor:
 
 
 def relative_distance(left: Tensor, right: Tensor) -> float:
-    """The norm of two tensors' difference, relative to the norm of the first."""
+    """Return the norm of two tensors' difference, relative to the norm of the first."""
     a, b = _real(left).to(torch.float64), _real(right).to(torch.float64)
     gap, size = float((a - b).norm()), float(a.norm())
     if gap == 0.0:
@@ -88,14 +88,14 @@ def relative_distance(left: Tensor, right: Tensor) -> float:
 
 
 def same_bits(left: Tensor, right: Tensor) -> bool:
-    """Whether two tensors have the same type, shape and bits."""
+    """Return whether two tensors have the same type, shape and bits."""
     if left.dtype != right.dtype or left.shape != right.shape:
         return False
     return torch.equal(left.reshape(-1).view(torch.uint8), right.reshape(-1).view(torch.uint8))
 
 
 def furthest_tensor(left: Mapping[str, Tensor], right: Mapping[str, Tensor]) -> Difference | None:
-    """The tensor of two states that differs most, in ULP; None if all bits are the same."""
+    """Return the tensor of two states that differs most, in ULP; None if all bits are the same."""
     worst: Difference | None = None
     for name in sorted(left.keys() | right.keys()):
         if name not in left or name not in right:
@@ -112,7 +112,7 @@ def furthest_tensor(left: Mapping[str, Tensor], right: Mapping[str, Tensor]) -> 
 
 
 def model_distance(left: Mapping[str, Tensor], right: Mapping[str, Tensor]) -> float:
-    """The relative distance of two states' weights and buffers, taken as one vector.
+    """Return the relative distance of two states' weights and buffers, taken as one vector.
 
     As one vector, because a single tensor can be all rounding: the gradient of a bias before
     BatchNorm is zero but for rounding errors, which Adam then scales up to whole steps.
@@ -125,7 +125,7 @@ def model_distance(left: Mapping[str, Tensor], right: Mapping[str, Tensor]) -> f
 
 
 def first_loss_difference(left: Sequence[float], right: Sequence[float], rtol: float = 0.0) -> Difference | None:
-    """The first step whose losses differ by more than `rtol`, relative to the first curve."""
+    """Return the first step whose losses differ by more than `rtol`, relative to the first curve."""
     for step, (a, b) in enumerate(zip(left, right, strict=False)):
         if a == b or (math.isnan(a) and math.isnan(b)):
             continue
@@ -139,7 +139,7 @@ def first_loss_difference(left: Sequence[float], right: Sequence[float], rtol: f
 
 
 def thread_difference(left: RunRecord, right: RunRecord) -> str:
-    """A note on other numbers of threads, on which the bits of CPUs depend; empty if there is none."""
+    """Return a note on other numbers of threads, on which the bits of CPUs depend; empty if there is none."""
     first, second = set(left.threads), set(right.threads)
     if first == second:
         return ""
@@ -169,7 +169,7 @@ def file_difference(left: Saved, right: Saved) -> str:
 
 
 def first_sample_difference(left: RunRecord, right: RunRecord) -> Difference | None:
-    """The first step that did not consume the same samples."""
+    """Return the first step that did not consume the same samples."""
     start = max(left.start, right.start)
     pairs = zip(left.samples[start - left.start :], right.samples[start - right.start :], strict=False)
     for step, (a, b) in enumerate(pairs, start):
@@ -181,7 +181,7 @@ def first_sample_difference(left: RunRecord, right: RunRecord) -> Difference | N
 
 
 def read_curve(path: Path) -> list[float]:
-    """The losses of a run from elsewhere: JSON lines, or a CSV with a `loss` column.
+    """Return the losses of a run from elsewhere: JSON lines, or a CSV with a `loss` column.
 
     Args:
         path: metrics.jsonl of a run, a CSV file, or text with one loss per line.

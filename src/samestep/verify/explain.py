@@ -27,7 +27,7 @@ def ends_of_parts(total: int, parts: int) -> list[int]:
 
 
 def explain(runner: Runner, result: Verification, worlds: Sequence[World], folder: Path) -> Suspect | None:
-    """The first tensor that differs in the first run that broke the promise; None if none does.
+    """Return the first tensor that differs in the first run that broke the promise; None if none does.
 
     A step's loss differs by what happened in it, or by the update before it: the runs begin with
     a checkpoint from before that. Where nothing differs then, the cause is older, and they begin
@@ -61,7 +61,7 @@ def _first_step(broken: WorldResult) -> int:
 def _explain_resume(
     runner: Runner, broken: WorldResult, worlds: Sequence[World], step: int, folder: Path
 ) -> Suspect | None:
-    """What a resumed run does differently in its first steps than one that was not stopped."""
+    """Return what a resumed run does differently in its first steps than one that was not stopped."""
     ends = ends_of_parts(broken.record.steps, len(worlds))
     part = next(n for n, end in enumerate(ends) if step < end)
     begin = ends[part - 1] if part else 0
@@ -83,7 +83,7 @@ class _Passes:
     folder: Path
 
     def checkpoint(self, step: int) -> Path | None:
-        """A run of the first size that was stopped and saved after so many steps."""
+        """Return a run of the first size that was stopped and saved after so many steps."""
         if step == 0:
             return None
         run = self.folder / "before"
@@ -92,7 +92,7 @@ class _Passes:
         return run
 
     def compare(self, other: World, begin: int, last: int) -> Suspect | None:
-        """The first tensor that differs between the first size and another, in some steps."""
+        """Return the first tensor that differs between the first size and another, in some steps."""
         resume = self.checkpoint(begin)
         sizes = list(dict.fromkeys((self.first, other)))
         traces = [

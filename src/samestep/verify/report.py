@@ -19,7 +19,7 @@ _PROMISES = {
 
 
 def promise(result: Verification) -> str:
-    """What the config's level of sameness promises, as a phrase."""
+    """Return what the config's level of sameness promises, as a phrase."""
     return _PROMISES[result.same].format(rtol=result.rtol)
 
 

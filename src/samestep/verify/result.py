@@ -56,16 +56,16 @@ class Verification:
 
     @property
     def kept(self) -> bool:
-        """Whether the promise held in every run, and the given curve matches."""
+        """Return whether the promise held in every run, and the given curve matches."""
         return all(world.kept for world in self.worlds) and self.against_difference is None
 
     @property
     def runs_differ(self) -> bool:
-        """Whether our own runs broke the promise, of which tensors can be traced."""
+        """Return whether our own runs broke the promise, of which tensors can be traced."""
         return not all(world.kept for world in self.worlds)
 
     def as_json(self) -> dict[str, Any]:
-        """What `--json` prints."""
+        """Return what `--json` prints."""
         document: dict[str, Any] = {
             "kept": self.kept,
             "same": self.same,

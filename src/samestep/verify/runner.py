@@ -40,7 +40,7 @@ class Runner:
         resume: Path | None = None,
         trace_from: int | None = None,
     ) -> Launch:
-        """The launch of one run, which keeps its exact record.
+        """Return the launch of one run, which keeps its exact record.
 
         Args:
             world: The number of ranks, and their launcher.

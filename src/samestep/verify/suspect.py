@@ -63,7 +63,7 @@ class Suspect:
 
 
 def find_suspect(labels: tuple[str, str], first: Trace, second: Trace) -> Suspect | None:
-    """The first tensor that two runs of the same steps, or the ranks of one, do not have in common.
+    """Return the first tensor that two runs of the same steps, or the ranks of one, do not have in common.
 
     Args:
         labels: what the two runs are called.
@@ -98,7 +98,7 @@ def _in_lanes(labels: tuple[str, str], first: Trace, second: Trace, step: int) -
 
 
 def _by_lane(trace: Trace, step: int) -> dict[int, tuple[int, dict[Key, Entry]]]:
-    """The rank that drives each lane, and its entries of that lane."""
+    """Return the rank that drives each lane, and its entries of that lane."""
     found: dict[int, tuple[int, dict[Key, Entry]]] = {}
     for rank, entries in enumerate(trace):
         for entry in entries:
@@ -134,7 +134,7 @@ def _compared(between: str, left: Mapping[Key, Entry], right: Mapping[Key, Entry
 
 
 def _in_order(left: Mapping[Key, Entry], right: Mapping[Key, Entry]) -> Iterator[Entry]:
-    """All entries, in the order of the first run; those of the second only in their place."""
+    """Yield all entries, in the order of the first run; those of the second only in their place."""
     extra = [entry for key, entry in right.items() if key not in left]
     yield from sorted([*left.values(), *extra], key=lambda entry: entry.order)
 

@@ -86,7 +86,7 @@ def verify(
 
 
 def _fresh_folder(config: Config) -> Path:
-    """Where the runs go: a directory of its own in the run's, without those of before."""
+    """Return where the runs go: a directory of its own in the run's, without those of before."""
     folder = claim(config.run_path) / "verify"
     for run in folder.glob("*/slurm"):
         refuse_second_job(run.parent)

@@ -37,11 +37,11 @@ class Change:
 
     @property
     def is_worse(self) -> bool:
-        """Whether a later version must not be like that."""
+        """Return whether a later version must not be like that."""
         return self.ours and self.verdict in _WORSE
 
     def cells(self) -> tuple[str, ...]:
-        """Of the table."""
+        """Return the cells of the table."""
         shown = format_seconds if self.unit == "seconds" else format_bytes
         ratio = "-" if self.ratio is None else format_ratio(self.ratio)
         return (self.what, shown(self.before), shown(self.now), ratio, self.verdict)
@@ -58,28 +58,28 @@ class Comparison:
 
     @property
     def worse(self) -> list[Change]:
-        """What got significantly slower, or larger."""
+        """Return what got significantly slower, or larger."""
         return [change for change in self.changes if change.is_worse]
 
     @property
     def changed(self) -> list[Change]:
-        """What is another than before; the most first."""
+        """Return what is another than before; the most first."""
         found = [c for c in self.changes if c.verdict not in ("no difference", "too few rounds")]
         return sorted(found, key=lambda change: change.before / change.now)
 
     @property
     def unchanged(self) -> list[Change]:
-        """What is as before, as far as that can be told."""
+        """Return what is as before, as far as that can be told."""
         return [change for change in self.changes if change.verdict == "no difference"]
 
     @property
     def undecided(self) -> list[Change]:
-        """What was measured in too few rounds."""
+        """Return what was measured in too few rounds."""
         return [change for change in self.changes if change.verdict == "too few rounds"]
 
     @property
     def summary(self) -> str:
-        """What was found, in one line."""
+        """Return what was found, in one line."""
         counts = {
             verdict: sum(change.verdict == verdict for change in self.changes)
             for verdict in dict.fromkeys(change.verdict for change in self.changes)
@@ -114,7 +114,7 @@ class _Figure:
 
     @property
     def values(self) -> Sequence[float]:
-        """Of rounds, if there are such."""
+        """Return the values of the rounds, if there are such."""
         found: Sequence[float] = self.row.get("seconds") or ()
         return found
 
@@ -196,7 +196,7 @@ def _change(now: _Figure, before: _Figure, tolerance: float) -> Change:
 
 
 def _ratio_of_ranges(now: Row, before: Row) -> Spread:
-    """Of sizes, which have a range and no rounds; the widest that the ranges allow."""
+    """Return the ratio of sizes, which have a range and no rounds; the widest that the ranges allow."""
     return Spread(
         now["measured_bytes"] / before["measured_bytes"],
         now["low"] / max(1.0, before["high"]),

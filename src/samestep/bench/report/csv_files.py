@@ -17,7 +17,7 @@ _TARGETS = "targets"
 
 
 def csv_files(report: Report, path: Path) -> dict[Path, str]:
-    """What is written where: one file of all rows, or in a folder one for each kind and the targets.
+    """Return what is written where: one file of all rows, or in a folder one for each kind and the targets.
 
     Args:
         report: What is written.

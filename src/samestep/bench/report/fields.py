@@ -1,4 +1,4 @@
-"""What rows of results must hold before anything is computed from them; which of them measure the same."""
+"""Checks rows of results before anything is computed from them, and tells which of them measure the same."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ _SPREAD = ("median", "low", "high")
 
 
 def identity(kind: str, row: Row) -> tuple[object, ...]:
-    """What a row measured: equal for two measurements of the same."""
+    """Return what a row measured: equal for two measurements of the same."""
     leak = row.get("leak") or {}
     whose = ("leak" in row, leak.get("rank"), leak.get("memory"))
     return (kind, *whose, *(row.get(name) for name in _IDENTITY))
 
 
 def describe(kind: str, row: Row) -> str:
-    """What a row measured, in words."""
+    """Return what a row measured, in words."""
     named = [str(row[name]) for name in ("mode", "workload", "contestant", "precision", "operation", "action", "part") if row.get(name) is not None]  # fmt: skip
     if kind == "comm":
         named.append(format_bytes(row["bytes"]))
@@ -41,12 +41,12 @@ def describe(kind: str, row: Row) -> str:
 
 
 def spread(row: Row) -> Spread:
-    """A figure with its range."""
+    """Return a figure with its range."""
     return Spread(*(float(row[name]) for name in _SPREAD))
 
 
 def is_number(value: object) -> bool:
-    """Whether it is one, and finite."""
+    """Return whether it is one, and finite."""
     return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
 
 

@@ -50,7 +50,7 @@ def throughput_panels(machines: Sequence[Machine]) -> list[Panel]:
 
 
 def phase_panels(machines: Sequence[Machine]) -> list[Panel]:
-    """Where the time of our steps goes: a bar for each world, stacked."""
+    """Return where the time of our steps goes: a bar for each world, stacked."""
     rows = [(machine.label, row) for machine in machines for row in machine.rows("scaling") if row["phases"]]
     return [
         _phase_panel(f"{workload}: {mode} scaling, time of a step", found)
@@ -78,7 +78,7 @@ def _scaling(machines: Sequence[Machine]) -> list[tuple[str, Row]]:
 
 
 def _colors(names: Iterable[str]) -> Mapping[str, str]:
-    """The same in all panels, which share a legend."""
+    """Return the same in all panels, which share a legend."""
     return {name: COLORS[at % len(COLORS)] for at, name in enumerate(_unique(names))}
 
 
@@ -121,7 +121,7 @@ def _efficiency_panel(mode: str, workload: str, rows: Sequence[tuple[str, Row]],
 
 
 def _efficiency_or_one(row: Row) -> Spread:
-    """The smallest world has none: it is what the others are compared with."""
+    """Return the smallest world has none: it is what the others are compared with."""
     return Spread(1.0, 1.0, 1.0) if row["efficiency"] is None else spread(row["efficiency"])
 
 

@@ -35,7 +35,7 @@ class Figure:
 
 @dataclass(frozen=True)
 class Section:
-    """What one kind of measurement has to say about one machine."""
+    """The results of one kind of measurement on one machine."""
 
     title: str
     shown: Presentation
@@ -58,13 +58,13 @@ class Report:
 
     @property
     def summary(self) -> str:
-        """How many targets are met, in one line."""
+        """Return how many targets are met, in one line."""
         counts = {state: sum(t.state == state for t in self.targets) for state in (PASS, FAIL)}
         left = len(self.targets) - sum(counts.values())
         return f"{counts[PASS]} of {len(self.targets)} targets pass, {counts[FAIL]} fail, {left} were not measured"
 
     def target_cells(self) -> list[tuple[str, ...]]:
-        """Of the table of targets."""
+        """Return the cells of the table of targets."""
         return [(t.name, t.limit, t.state, t.figure or "-", _with_machine(t.why, t.machine)) for t in self.targets]
 
     def as_json(self) -> dict[str, Any]:

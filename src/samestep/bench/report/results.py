@@ -24,7 +24,7 @@ class Placed:
 
     @property
     def work(self) -> tuple[object, ...]:
-        """What must be the same for two worlds to be points of one curve."""
+        """Return what must be the same for two worlds to be points of one curve."""
         row = self.row
         batch = row["global_batch"] / (row["world"] if row["mode"] == "weak" else 1)
         names = ("mode", "workload", "contestant", "precision")
@@ -32,7 +32,7 @@ class Placed:
 
 
 def with_efficiencies(rows: Sequence[Placed]) -> list[Row]:
-    """The rows; where the smallest world is in another document, with the efficiency against that.
+    """Return the rows; where the smallest world is in another document, with the efficiency against that.
 
     A document's own efficiencies are of rounds that were measured in turns, and are kept.
     """
@@ -53,7 +53,7 @@ def with_efficiencies(rows: Sequence[Placed]) -> list[Row]:
 
 
 def efficiency(base: Row, row: Row) -> Spread:
-    """Which share of ideal scaling a world reaches, against a smaller one of another measurement.
+    """Return which share of ideal scaling a world reaches, against a smaller one of another measurement.
 
     The range is the widest that the two ranges allow.
     """
@@ -77,16 +77,16 @@ class Result:
 
     @property
     def config(self) -> str:
-        """Which config was measured; its hash, or the name of a built-in one."""
+        """Return which config was measured; its hash, or the name of a built-in one."""
         return str(self.document.machine.get("config") or "")
 
     @property
     def key(self) -> tuple[str, ...]:
-        """Of its machine."""
+        """Return the key of its machine."""
         return tuple(str(self.document.machine.get(name)) for name in _MACHINE)
 
     def identities(self) -> Iterator[tuple[object, ...]]:
-        """What its rows measured."""
+        """Yield what its rows measured."""
         for row in self.document.rows:
             yield (self.config, *identity(self.document.kind, row))
 
@@ -101,13 +101,13 @@ class Machine:
 
     @property
     def facts(self) -> Mapping[str, Any]:
-        """What it is; hosts of all its results."""
+        """Return what it is; hosts of all its results."""
         hosts = {h for r in self.results for h in r.document.machine.get("hosts", ())}
         return {**self.results[0].document.machine, "hosts": sorted(map(str, hosts))}
 
     @property
     def device(self) -> str:
-        """What its ranks compute on: `cpu` or `cuda`."""
+        """Return what its ranks compute on: `cpu` or `cuda`."""
         return str(self.facts.get("device", "")).partition(":")[0]
 
     def kinds(self) -> list[str]:
@@ -116,7 +116,7 @@ class Machine:
         return sorted(found, key=lambda kind: (KINDS.index(kind) if kind in KINDS else 99, kind))
 
     def rows(self, kind: str) -> list[Row]:
-        """All rows of a kind; efficiencies are against the smallest world of all of them."""
+        """Return all rows of a kind; efficiencies are against the smallest world of all of them."""
         placed = [
             Placed(row, number, result.config)
             for number, result in enumerate(self.results)
@@ -126,12 +126,12 @@ class Machine:
         return with_efficiencies(placed) if kind == "scaling" else [one.row for one in placed]
 
     def joined(self, kind: str) -> Document:
-        """All of a kind as if it had been measured at once."""
+        """Return all of a kind as if it had been measured at once."""
         return Document(kind, self.facts, self.rows(kind))
 
 
 def read_results(paths: Sequence[Path]) -> list[Result]:
-    """Every result that these files and folders hold; of a folder, those right in it.
+    """Return every result that these files and folders hold; of a folder, those right in it.
 
     Raises:
         TextError: a file holds none, or one that cannot be used.
@@ -153,7 +153,7 @@ def read_results(paths: Sequence[Path]) -> list[Result]:
 
 
 def _is_result(file: Path) -> bool:
-    """A folder may hold other JSON as well; what is ours and broken is an error, and not left out."""
+    """Return a folder may hold other JSON as well; what is ours and broken is an error, and not left out."""
     try:
         found = read_json(file)
     except TextError as error:

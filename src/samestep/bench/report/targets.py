@@ -46,7 +46,7 @@ class _Figure:
 
 @dataclass(frozen=True)
 class _Limit:
-    """What a figure must reach, or must not exceed."""
+    """A limit that a figure must reach, or must not exceed."""
 
     name: str
     words: str
@@ -63,7 +63,7 @@ class _Limit:
 
 
 def targets_of(machines: Sequence[Machine]) -> list[Target]:
-    """All targets, each for every machine."""
+    """Return all targets, each for every machine."""
     return [replace(judge(machine), machine=machine.label) for judge in _JUDGES for machine in machines]
 
 
@@ -108,7 +108,7 @@ def hosts_of(row: Row) -> int:
 
 
 def cannot_scale(machine: Machine, row: Row) -> str:
-    """Why ranks had to share what they compute on, so that no efficiency follows; empty if not."""
+    """Return why ranks had to share what they compute on, so that no efficiency follows; empty if not."""
     world, cpus = row["world"], machine.facts.get("cpus")
     if machine.device == "cuda":
         shared = row["backend"] != "nccl"
@@ -122,7 +122,7 @@ def cannot_scale(machine: Machine, row: Row) -> str:
 
 
 def _scaled(machine: Machine, rows: Sequence[Row], what: str) -> tuple[list[Row], str]:
-    """Of rows of several ranks, those that had enough to compute on; else why there is none."""
+    """Return the rows of several ranks that had enough to compute on; else why there is none."""
     several = [row for row in rows if row["world"] > 1]
     if not several:
         return [], f"no result of samestep bench scaling {what}"

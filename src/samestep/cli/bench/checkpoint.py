@@ -63,7 +63,7 @@ def checkpoint(
 
 @contextmanager
 def _folder_of_ranks(place: RunContext, directory: Path, inside: Path | None) -> Iterator[Path]:
-    """Where these ranks write: all in one folder, which rank 0 makes and removes."""
+    """Yield the folder that these ranks write to, which rank 0 makes and removes."""
     from samestep.bench.folders import folder_in
 
     if inside is not None:

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class Mode(str, Enum):
-    """How the global batch grows with the ranks."""
+    """The growth of the global batch with the ranks."""
 
     weak = "weak"
     strong = "strong"
@@ -31,7 +31,7 @@ class Workload(str, Enum):
 
 
 class Size(str, Enum):
-    """Of a built-in task."""
+    """The size of a built-in task."""
 
     small = "small"
     medium = "medium"

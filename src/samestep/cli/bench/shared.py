@@ -1,4 +1,4 @@
-"""What the commands of `samestep bench` share: options, starting ranks, and showing what was found."""
+"""Shared by the commands of `samestep bench`: options, starting ranks, and showing results."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ class Start:
         return cls(counts, via, Machines.parse(nodes, hosts))
 
     def where(self) -> list[str]:
-        """The options that say where its ranks run, for another command."""
+        """Return the options that say where its ranks run, for another command."""
         found = ["--via", self.via.value]
         found += ["--nodes", str(self.machines.nodes)] if self.machines.nodes > 1 else []
         return [*found, "--hosts", ",".join(self.machines.hosts)] if self.machines.hosts else found
@@ -115,7 +115,7 @@ class Asked:
 
 @dataclass(frozen=True)
 class Measurement:
-    """What a command measures, on ranks that it starts or as a rank itself."""
+    """A measurement on ranks that the command starts, or as a rank itself."""
 
     config: Config
     options: Sequence[str]

@@ -25,7 +25,7 @@ _OWN_TASK = "params", "hidden", "lr", "best"
 
 @dataclass(frozen=True)
 class Answers:
-    """What a person decides about a new config; the defaults are those of `samestep init`."""
+    """Decisions about a new config; the defaults are those of `samestep init`."""
 
     name: str | None = None
     """None: the config's folder."""
@@ -96,7 +96,7 @@ def refuse_existing(paths: Sequence[Path]) -> None:
 
 
 def config_text(answers: Answers) -> str:
-    """The starter's config with these values."""
+    """Return the starter's config with these values."""
     text = _resource("config.yaml")
     for key in ("task", "global_batch", "lanes", "epochs", "precision"):
         text = _with_value(text, key, getattr(answers, key))
@@ -122,7 +122,7 @@ def config_text(answers: Answers) -> str:
 
 
 def task_text(answers: Answers) -> str:
-    """The starter's task; without an optimizer of its own if the config names one."""
+    """Return the starter's task; without an optimizer of its own if the config names one."""
     text = _resource("task.py.txt")
     if answers.optimizer == OWN_OPTIMIZER:
         return text
@@ -132,7 +132,7 @@ def task_text(answers: Answers) -> str:
 
 
 def makes_optimizers(task: str, folder: Path) -> bool:
-    """Whether a task of a person's own defines `optimizers`, as far as its file shows."""
+    """Return whether a task of a person's own defines `optimizers`, as far as its file shows."""
     name, _, wanted = task.rpartition(":")
     try:
         tree = parse_python(folder / name)
@@ -151,7 +151,7 @@ def _resource(name: str) -> str:
 
 
 def _with_value(text: str, key: str, value: str | int) -> str:
-    """The text with another value in the line of a key; its comment stays."""
+    """Return the text with another value in the line of a key; its comment stays."""
     found = re.search(rf"(?m)^{key}: .*?(?: +# (.*))?$", text)
     assert found is not None, f"the starter's config has {key}"
     return text[: found.start()] + _line(key, value, found[1]).rstrip("\n") + text[found.end() :]
@@ -167,7 +167,7 @@ def _commented(pair: str, comment: str) -> str:
 
 
 def _scalar(value: str | int) -> str:
-    """A value as YAML reads it back; text that it might take for something else is quoted."""
+    """Return a value as YAML reads it back; text that it might take for something else is quoted."""
     plain = isinstance(value, int) or (
         re.fullmatch(r"[A-Za-z_][\w./-]*(:\w+)?", value, re.ASCII)
         and value.lower() not in ("true", "false", "null", "yes", "no", "on", "off", "y", "n")

@@ -26,14 +26,14 @@ class Template:
     """Files beside the config, by name."""
 
     def texts(self, folder: Path) -> dict[Path, str]:
-        """All files with their contents; the config is the first."""
+        """Return all files with their contents; the config is the first."""
         config = re.sub(r"(?m)^# distributed: .*\n", lambda _: self.part, config_text(self.answers))
         config = re.sub(r"(?m)^# speed: .*\n", "", config) if "\nspeed:" in self.part else config
         found = {folder / "config.yaml": config, folder / "task.py": task_text(self.answers)}
         return {**found, **{folder / name: text for name, text in self.files.items()}}
 
     def shown_commands(self, config: Path | str) -> list[str]:
-        """The commands for a config's file."""
+        """Return the commands for a config's file."""
         return [command.format(config=config) for command in self.commands]
 
 

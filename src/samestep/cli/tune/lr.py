@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 class Rule(str, Enum):
-    """Which suggestion --write writes."""
+    """The suggestion that --write writes."""
 
     steepest = "steepest"
     valley = "valley"

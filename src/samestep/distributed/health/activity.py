@@ -1,4 +1,4 @@
-"""What this process is doing right now, recorded cheaply enough for every step.
+"""The current activity of this process, recorded cheaply enough for every step.
 
 The main thread writes it; the heartbeat's thread reads it for the other ranks, and sees by
 itself how long nothing moves. The time spent in each phase adds up in some steps only: on
@@ -68,7 +68,7 @@ class Activity:
             self._since = perf_counter()
 
     def end_step(self) -> None:
-        """What comes now, until the next step, is part of no step."""
+        """Record that what comes now, until the next step, is part of no step."""
         self.enter(BETWEEN_STEPS)
         self.timed = False
 
@@ -90,11 +90,11 @@ class Activity:
         self.moves += 1
 
     def during(self, phase: str) -> _During:
-        """A block spent in one phase, timed in any step; afterwards the phase is what it was."""
+        """Return a block spent in one phase, timed in any step; afterwards the phase is what it was."""
         return _During(self, phase)
 
     def waiting(self, collective: str, phase: str = EXCHANGE) -> _Waiting:
-        """A block that waits for other ranks; a broken connection in it becomes `PeerLost`.
+        """Return a block that waits for other ranks; a broken connection in it becomes `PeerLost`.
 
         Not to be nested in a block of the same name.
         """

@@ -1,4 +1,4 @@
-"""What ranks answer when one of them asks where they all are: their stacks, and their last collectives."""
+"""Answers of ranks to one that asks where they all are: their stacks, and their last collectives."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Why a run ends, as the first rank that knows it leaves it in the store for the others."""
+"""The cause of a run's end, left in the store by the first rank that knows it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _LONGEST_TRACE = 8000
 
 
 def failure_of(rank: int, host: str, error: BaseException) -> str:
-    """A rank that fails by itself."""
+    """Return a rank that fails by itself."""
     kind, first_line = type(error).__name__, next(iter(str(error).splitlines()), "")
     # The last part of its traceback, for users who cannot see the other machine's terminal.
     ours = isinstance(error, SamestepError)
@@ -24,13 +24,13 @@ def failure_of(rank: int, host: str, error: BaseException) -> str:
 
 
 def absence_of(gone: Beat) -> str:
-    """A rank that is gone, and cannot tell."""
+    """Return a rank that is gone, and cannot tell."""
     message = f"gone: it {gone.where()}"
     return json.dumps({"rank": gone.rank, "host": gone.host, "kind": "gone", "message": message})
 
 
 def failed_first(cause: Mapping[str, Any]) -> str:
-    """A cause, for people."""
+    """Return a cause, for people."""
     rank, host, message = (cause.get(key) for key in ("rank", "host", "message"))
     headline = f"rank {rank} on {host} failed first: {message}"
     return "\n".join(filter(None, [headline, str(cause.get("trace", "")).rstrip()]))

@@ -1,4 +1,4 @@
-"""How a rank tells its launcher that it failed, and why; or that its run is over.
+"""The report of a rank to its launcher: that it failed, and why; or that its run is over.
 
 To `samestep launch` by a pipe, which works where no file can be written; to torchrun's agent by
 the file in which it looks.
@@ -28,7 +28,7 @@ _one_at_a_time = threading.Lock()
 
 @dataclass(frozen=True)
 class FailureReport:
-    """What a rank knows of a failure. An empty kind: there was none, its run is over."""
+    """A rank's account of a failure. An empty kind: there was none, its run is over."""
 
     kind: str = ""
     """The exception's class."""

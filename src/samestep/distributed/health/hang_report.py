@@ -1,4 +1,4 @@
-"""Where every rank is, from the heartbeats: which rank the others wait for, and why."""
+"""Reports where every rank is, from the heartbeats: which rank the others wait for, and why."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _SILENT: dict[ProcessState, str] = {
 
 
 def process_state(pid: int) -> ProcessState:
-    """What a process of this machine does, by the kernel's account; empty where that is not known."""
+    """Return what a process of this machine does, by the kernel's account; empty where that is not known."""
     folder = Path("/proc")
     if not (folder / "self" / "stat").exists():
         return ""
@@ -60,7 +60,7 @@ class Beat:
 
     @property
     def waits(self) -> bool:
-        """Whether it waits for other ranks, as far as the host knows.
+        """Return whether it waits for other ranks, as far as the host knows.
 
         Where a backend works asynchronously, the host waits for it when it reads a result.
         """
@@ -68,7 +68,7 @@ class Beat:
 
     @property
     def is_awaited(self) -> bool:
-        """Whether the others wait for it, and not it for them."""
+        """Return whether the others wait for it, and not it for them."""
         return self.silent or not self.waits
 
     @property
@@ -77,7 +77,7 @@ class Beat:
         return max(0.0, time.time() - self.time)
 
     def where(self) -> str:
-        """Where this rank is, for people."""
+        """Return where this rank is, for people."""
         if self.silent:
             # What it does now is another thing: it cannot tell.
             last = f"its last sign of life, {self.age:.0f} s ago, was from {self._phase()} at step {self.step}"
@@ -95,7 +95,7 @@ Calls = Sequence[tuple[int, str]]
 
 
 def different_calls(calls: Mapping[int, Calls]) -> str | None:
-    """A message if some ranks called another collective than others under one number."""
+    """Return a message if some ranks called another collective than others under one number."""
     by_number: dict[int, dict[int, str]] = {}
     for rank, named in calls.items():
         for number, name in named:
@@ -112,7 +112,7 @@ def different_calls(calls: Mapping[int, Calls]) -> str | None:
 
 
 def hang_report(beats: Sequence[Beat], stacks: Mapping[int, str], calls: Mapping[int, Calls], timeout: float) -> str:
-    """Who waits for whom, and what the ranks that do not wait are doing."""
+    """Return who waits for whom, and what the ranks that do not wait are doing."""
     waiting = [beat for beat in beats if not beat.is_awaited]
     stuck = [beat for beat in beats if beat.is_awaited]
     lines = [f"a collective waited longer than distributed.timeout ({timeout:g} s)"]

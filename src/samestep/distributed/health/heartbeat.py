@@ -84,12 +84,12 @@ class Heartbeat:
         self._thread.start()
 
     def dump_stacks_to(self, file: IO[str]) -> None:
-        """Where to write all stacks if this process holds the interpreter lock and cannot beat."""
+        """Set where all stacks are written if this process holds the interpreter lock and cannot beat."""
         self._stacks = file
         self._arm_dump()
 
     def before_end(self, finish: Callable[[], None]) -> None:
-        """What must be finished before this process is ended from outside: a save in flight."""
+        """Set what must be finished before this process is ended from outside: a save in flight."""
         self._before_end = finish
 
     def stop(self) -> None:
@@ -152,7 +152,7 @@ class Heartbeat:
             faulthandler.dump_traceback_later(0.75 * self._timeout, file=self._stacks)
 
     def _seconds_still(self) -> float:
-        """How long this rank has been where it is, as far as this thread has looked."""
+        """Return how long this rank has been where it is, as far as this thread has looked."""
         now = time.monotonic()
         if self._activity.moves != self._moves_seen:
             self._moves_seen, self._moved = self._activity.moves, now
@@ -178,7 +178,7 @@ class Heartbeat:
         return self._seconds_still()
 
     def _seconds_stuck(self) -> float:
-        """How long nothing has moved in a step; what comes after the steps may take long."""
+        """Return how long nothing has moved in a step; what comes after the steps may take long."""
         idle = self._activity.phase in (STARTING, BETWEEN_STEPS, SAVE)
         return 0.0 if idle else self._seconds_still()
 
@@ -239,7 +239,7 @@ class Heartbeat:
             self._die(PeerLost(f"no sign of life for {self._lost_after:g} s: {names}"))
 
     def _beats(self) -> list[tuple[Beat, int]]:
-        """All ranks' last beats, and their numbers."""
+        """Return all ranks' last beats, and their numbers."""
         found = [self._store.read(f"beat/{rank}") for rank in range(self._world)]
         numbered = [(document, document.pop("number")) for document in found if document]
         return [(self._read_beat(document, silent=True), number) for document, number in numbered]
@@ -310,7 +310,7 @@ class Heartbeat:
         self._store.set_first("failed", failure_of(self._rank, self._host, error))
 
     def explain(self, lost: PeerLost, trace: str = "") -> SamestepError:
-        """Why a collective broke: a rank failed, is gone, hangs, or called another one.
+        """Return why a collective broke: a rank failed, is gone, hangs, or called another one.
 
         Args:
             lost: What the collective raised.
@@ -344,7 +344,7 @@ class Heartbeat:
         return RankHung(report, [beat.rank for beat in beats if beat.is_awaited])
 
     def _look_around(self, trace: str = "") -> tuple[list[Beat], dict[int, dict[str, Any]]]:
-        """All ranks' last beats, and their stacks, which this requests."""
+        """Return all ranks' last beats, and their stacks, which this requests."""
         request = self._store.add("requests", 1) or 0
         self._answer(request, trace)
         before = {rank: self._store.read(f"beat/{rank}") for rank in range(self._world)}

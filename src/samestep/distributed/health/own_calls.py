@@ -15,7 +15,7 @@ _OURS = str(Path(__file__).parents[2])
 
 
 def own_call(stack: str) -> str | None:
-    """The collective of torch that somebody else's code called at the end of a stack, and where."""
+    """Return the collective of torch that somebody else's code called at the end of a stack, and where."""
     frames = [match.groupdict() for match in _FRAME.finditer(stack)]
     last = max((n for n, f in enumerate(frames) if not f["file"].startswith(_TORCH)), default=None)
     if last is None or frames[last]["file"].startswith(_OURS):
@@ -31,7 +31,7 @@ def own_call(stack: str) -> str | None:
 
 
 def unmatched_calls(stacks: Mapping[int, str], waiting: Collection[int]) -> str | None:
-    """A message if some ranks are in a collective of the user's that the others do not call.
+    """Return a message if some ranks are in a collective of the user's that the others do not call.
 
     Args:
         stacks: Of all ranks that answered.

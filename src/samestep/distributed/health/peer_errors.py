@@ -12,7 +12,7 @@ _SIGNS = ("gloo", "connection", "nccl", "socket", *_TIMED_OUT)
 
 
 def lost_peer(error: BaseException | None) -> PeerLost | None:
-    """What an error inside a collective means, if it means a broken connection.
+    """Return what an error inside a collective means, if it means a broken connection.
 
     Gloo and NCCL raise plain RuntimeErrors; only their messages show what happened.
     """
@@ -27,7 +27,7 @@ def lost_peer(error: BaseException | None) -> PeerLost | None:
 
 
 def broken_collective(error: BaseException) -> tuple[PeerLost | None, str]:
-    """A collective that broke, and where it was called: one of ours, or one that the user called.
+    """Return a collective that broke, and where it was called: one of ours, or one that the user called.
 
     The user's own breaks in their own code, where an error of any other kind is theirs.
     """

@@ -90,11 +90,11 @@ class PatientStore:
             self._call(lambda: self._store.set(key, signed))
 
     def has(self, key: str) -> bool:
-        """Whether a rank of this launch has set it."""
+        """Return whether a rank of this launch has set it."""
         return self._text(key) is not None
 
     def read(self, key: str) -> dict[str, Any] | None:
-        """A document that was set; None if it was not."""
+        """Return a document that was set; None if it was not."""
         text = self._text(key)
         return json.loads(text, object_hook=_visible) if text else None
 

@@ -96,7 +96,7 @@ class Watchdog:
                 self._end(now - moved)
 
     def _place(self) -> tuple[int, bool]:
-        """What changes when something moves, and whether it only starts."""
+        """Return what changes when something moves, and whether it only starts."""
         return self._activity.moves, self._activity.phase == STARTING
 
     def _arm(self) -> None:

@@ -1,4 +1,4 @@
-"""What every launcher's command is, as text: nothing here starts a process."""
+"""The command of any launcher, as text: nothing here starts a process."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from samestep.launch.commands.summary import Rows
 
 
 class LaunchCommand(Protocol):
-    """How one launcher starts the ranks of a config, as plain values."""
+    """The way in which one launcher starts the ranks of a config, as plain values."""
 
     @property
     def rank_command(self) -> RankCommand: ...
@@ -19,7 +19,7 @@ class LaunchCommand(Protocol):
         """The number of ranks; None where the machines decide it themselves."""
 
     def script(self) -> str:
-        """A shell script that does the same by hand."""
+        """Return a shell script that does the same by hand."""
 
     def summary(self) -> Rows:
-        """What it amounts to, for a person to read before it starts."""
+        """Return what it amounts to, for a person to read before it starts."""

@@ -62,7 +62,7 @@ class MpirunCommand:
 
 
 def flavour_of(version: str) -> Flavour:
-    """Which mpirun this is, by the output of --version."""
+    """Return which mpirun this is, by the output of --version."""
     if any(name in version for name in ("Open MPI", "OpenRTE", "PRRTE", "prterun")):
         return "openmpi"
     if any(name in version for name in ("HYDRA", "Intel(R) MPI", "MPICH", "mvapich", "MVAPICH")):
@@ -85,7 +85,7 @@ def mpirun_command(
     cpus: int,
     as_root: bool,
 ) -> MpirunCommand:
-    """The mpirun of a config; `name` is what the ranks of this launch share."""
+    """Return the mpirun of a config; `name` is what the ranks of this launch share."""
     config = rank_command.config
     variables = {**config.launch.environment, **launch_variables(name)}
     if hosts:

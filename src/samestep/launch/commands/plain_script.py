@@ -44,13 +44,13 @@ class PlainScript:
 
     @property
     def run_name(self) -> str:
-        """What its folder of output is called."""
+        """Return what its folder of output is called."""
         last = self.name.rpartition(".")[2] if self.is_module else Path(self.name).stem
         return re.sub(r"[^A-Za-z0-9_-]|^-", "_", last)[:100]
 
 
 def opens_run(script: Path) -> bool:
-    """Whether a script opens a run by `samestep.start`, itself or in modules beside it.
+    """Return whether a script opens a run by `samestep.start`, itself or in modules beside it.
 
     They are read, and not run. A script that has this done by a package that is installed is started
     like any other one, and its `samestep.start` finds itself in a rank.
@@ -143,7 +143,7 @@ def plain_command(
     rendezvous: str = "",
     max_restarts: int = 0,
 ) -> PlainCommand:
-    """The processes that run a script on `nproc` ranks of this machine, and of other ones."""
+    """Return the processes that run a script on `nproc` ranks of this machine, and of other ones."""
     if nproc.fewest < 1:
         raise LaunchError(f"--nproc is {nproc}: start at least one rank")
     if not script.is_module and not Path(script.name).is_file():
@@ -167,5 +167,5 @@ def plain_command(
 
 
 def is_plain(file: Path) -> bool:
-    """Whether what is to be launched is a script that opens no run."""
+    """Return whether what is to be launched is a script that opens no run."""
     return is_script(file) and not opens_run(file)

@@ -1,4 +1,4 @@
-"""What every rank of a launch runs, and text that a shell cannot misread. No torch here."""
+"""The command of every rank of a launch, and text that a shell cannot misread. No torch here."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ MODULE = ("-m", "samestep")
 
 
 def is_script(file: Path) -> bool:
-    """Whether a run is named by a script that calls `samestep.start`, not by a config."""
+    """Return whether a run is named by a script that calls `samestep.start`, not by a config."""
     return file.suffix == ".py"
 
 
 def words_of(file: Path, overrides: Sequence[str], options: Sequence[str], arguments: Sequence[str]) -> tuple[str, ...]:
-    """The words of a command: a script's own arguments are last, after `--`."""
+    """Return the words of a command: a script's own arguments are last, after `--`."""
     name = str(file)
     words = [f"./{name}" if name.startswith("-") else name, *overrides, *options]
     return (*words, "--", *arguments) if arguments else tuple(words)
@@ -59,7 +59,7 @@ class RankCommand:
     """That command's own."""
 
     def with_overrides(self, *overrides: str) -> RankCommand:
-        """The same with more overrides, for its ranks and in what we know of its config."""
+        """Return the same with more overrides, for its ranks and in what we know of its config."""
         config = override_config(self.config, overrides)
         return replace(self, config=config, overrides=(*self.overrides, *overrides))
 
@@ -68,7 +68,7 @@ class RankCommand:
         return self.config.launch.python or sys.executable
 
     def variables(self) -> dict[str, str]:
-        """What launch.environment sets for every rank, with this process's values of what it refers to."""
+        """Return what launch.environment sets for every rank, with this process's values of what it refers to."""
         return self.config.launch.variables(process_environment())
 
     @property
@@ -76,7 +76,7 @@ class RankCommand:
         return self.folder or Path.cwd()
 
     def train(self, *options: str) -> tuple[str, ...]:
-        """The arguments of the interpreter for one rank."""
+        """Return the arguments of the interpreter for one rank."""
         return (*interpreter_words(), *self.rank_words(*options))
 
     def rank_words(self, *options: str) -> tuple[str, ...]:
@@ -84,7 +84,7 @@ class RankCommand:
         return (*self.command.split(), *self._words([*self.options, *options]))
 
     def launch(self, *options: str) -> tuple[str, ...]:
-        """The arguments of the interpreter for what starts ranks on another machine."""
+        """Return the arguments of the interpreter for what starts ranks on another machine."""
         other: list[str] = []
         if self.command != "train":
             # As one word each, so that its options are not taken for those of the launch.
@@ -115,7 +115,7 @@ def check_world(config: Config, world: int, source: str) -> None:
 
 
 def quoted(words: Iterable[str]) -> str:
-    """A command as one line of shell, in which no word can become another command."""
+    """Return a command as one line of shell, in which no word can become another command."""
     words = list(words)
     for word in words:
         if "\x00" in word:
@@ -134,13 +134,13 @@ def _shell_value(value: str) -> str:
 
 
 def shell_script(comment: str, rank_command: RankCommand, variables: Mapping[str, str], command: str) -> str:
-    """A script that does by hand what a launch does."""
+    """Return a script that does by hand what a launch does."""
     lines = ["#!/bin/bash", f"# {comment}", "set -eo pipefail", *surroundings(rank_command, variables)]
     return "\n".join([*lines, command]) + "\n"
 
 
 def surroundings(rank_command: RankCommand, variables: Mapping[str, str], *, references: bool = True) -> list[str]:
-    """What goes before the command in every script: folder, modules, variables, commands.
+    """Return what goes before the command in every script: folder, modules, variables, commands.
 
     Args:
         rank_command: what the ranks run.

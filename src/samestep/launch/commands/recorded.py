@@ -43,7 +43,7 @@ class RecordedCommand:
 
     @classmethod
     def from_json(cls, document: Any) -> RecordedCommand | None:
-        """The command; None for what is none, since whoever has written it may be anyone."""
+        """Return the command; None for what is none, since whoever has written it may be anyone."""
         if not isinstance(document, dict) or document.get("verb") not in ("train", "launch"):
             return None
         texts = [document.get(name) for name in ("file", "folder")]
@@ -57,7 +57,7 @@ class RecordedCommand:
 
     @classmethod
     def of_launcher(cls, environ: Mapping[str, str], file: Path) -> RecordedCommand | None:
-        """What the launcher of this process was called with, if it has launched this file.
+        """Return what the launcher of this process was called with, if it has launched this file.
 
         A process that a run's own code starts inherits the variable, too.
         """
@@ -69,7 +69,7 @@ class RecordedCommand:
         return found if same else None
 
     def variables(self) -> dict[str, str]:
-        """What tells the ranks of a launch."""
+        """Return what tells the ranks of a launch."""
         return {VARIABLE: json.dumps(self.as_json())}
 
     def without_secrets(self, environment: Mapping[str, str]) -> RecordedCommand:
@@ -77,7 +77,7 @@ class RecordedCommand:
         return replace(self, overrides=public_overrides(self.overrides, environment))
 
     def again(self, run: Path, overrides: Sequence[str]) -> list[str]:
-        """The words that resume the run; a config is the one that the run has recorded.
+        """Return the words that resume the run; a config is the one that the run has recorded.
 
         Args:
             run: the run's directory, wherever it is now.

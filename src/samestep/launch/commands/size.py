@@ -40,7 +40,7 @@ class Size:
         return self.fewest != self.most
 
     def one(self, option: str, why: str) -> int:
-        """The number; a range is refused with the reason."""
+        """Return the number; a range is refused with the reason."""
         if self.is_range:
             raise LaunchError(f"{option} is {self}: {why}, so give one number")
         return self.most
@@ -121,6 +121,6 @@ def parse_hosts(text: str, nproc: int | None) -> tuple[Host, ...]:
 
 
 def ranks_of(hosts: Sequence[Host]) -> int | None:
-    """All ranks of all hosts; None if some host decides its number itself."""
+    """Return all ranks of all hosts; None if some host decides its number itself."""
     counts = [host.ranks for host in hosts if host.ranks is not None]
     return sum(counts) if len(counts) == len(hosts) else None

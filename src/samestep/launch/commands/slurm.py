@@ -19,7 +19,7 @@ ARRAY = "{array}"
 
 
 def for_the_first_task(overrides: Sequence[str]) -> list[str]:
-    """The overrides as an array's first task gets them: what can be checked beforehand."""
+    """Return the overrides as an array's first task gets them: what can be checked beforehand."""
     return [override.replace(ARRAY, "0") for override in overrides]
 
 
@@ -39,11 +39,11 @@ class SlurmJob:
 
     @property
     def folder(self) -> Path:
-        """Where the script, Slurm's output and the job's number are kept."""
+        """Return where the script, Slurm's output and the job's number are kept."""
         return self.rank_command.working_folder / self.rank_command.config.run_path / "slurm"
 
     def script(self) -> str:
-        """The whole script. Every value from outside is quoted, or refused if it has several lines."""
+        """Return the whole script. Every value from outside is quoted, or refused if it has several lines."""
         style = self.rank_command.config.launch.slurm.style
         body = {"srun": _by_srun, "torchrun": _by_agents, "mpirun": _by_mpirun}[style](self)
         lines = [
@@ -67,7 +67,7 @@ class SlurmJob:
 
 
 def slurm_job(rank_command: RankCommand, nodes: Size | None, nproc: int | None, max_restarts: int = 0) -> SlurmJob:
-    """The job of a config: on each node `nproc` ranks, or one per requested GPU, or one."""
+    """Return the job of a config: on each node `nproc` ranks, or one per requested GPU, or one."""
     config, options = rank_command.config, rank_command.config.launch.slurm
     section = config.distributed
     if nodes is None:
@@ -96,7 +96,7 @@ def slurm_job(rank_command: RankCommand, nodes: Size | None, nproc: int | None, 
 
 
 def _in_an_array(rank_command: RankCommand) -> RankCommand:
-    """Every task of an array is a separate run, in its own directory."""
+    """Return every task of an array is a separate run, in its own directory."""
     named = [o for o in rank_command.overrides if o.partition("=")[0] in ("name", "run_dir")]
     for text in (*named, str(rank_command.config.run_path)):
         if ARRAY in text:
@@ -110,7 +110,7 @@ def _in_an_array(rank_command: RankCommand) -> RankCommand:
 
 
 def directives(job: SlurmJob) -> list[str]:
-    """The options of sbatch, one a line."""
+    """Return the options of sbatch, one a line."""
     config = job.rank_command.config
     options = config.launch.slurm
     by_agents = options.style == "torchrun"
@@ -151,7 +151,7 @@ def _signal(style: str, seconds: int) -> str:
 
 
 def _directive(text: str) -> str:
-    """A value as sbatch reads it from a comment: quoted unless it is harmless."""
+    """Return a value as sbatch reads it from a comment: quoted unless it is harmless."""
     if any(ord(character) < 32 or ord(character) == 127 for character in text):
         raise LaunchError(f"{text!r} goes into a line of the job script and must be one line")
     if re.fullmatch(r"[\w.,:@%+=/\[\]-]*", text, re.ASCII):
@@ -161,7 +161,7 @@ def _directive(text: str) -> str:
 
 
 def _exec(job: SlurmJob, *words: str) -> str:
-    """The last line of the script, with the array task's number in its place."""
+    """Return the last line of the script, with the array task's number in its place."""
     line = quoted(words)
     if job.rank_command.config.launch.slurm.array is not None:
         # Braces are always quoted: this closes the quotes, and opens them again.

@@ -60,7 +60,7 @@ class SrunCommand:
 def srun_command(
     rank_command: RankCommand, nodes: Size | None, nproc: int | None, name: str, environ: Mapping[str, str]
 ) -> SrunCommand:
-    """The step of a config.
+    """Return the step of a config.
 
     Args:
         rank_command: What a rank runs.

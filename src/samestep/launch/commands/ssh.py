@@ -39,11 +39,11 @@ class SshCommands:
         return tuple(shlex.split(self.rank_command.config.launch.ssh))
 
     def at(self, port: int) -> SshCommands:
-        """A copy whose agents meet at another port."""
+        """Return a copy whose agents meet at another port."""
         return replace(self, port=port)
 
     def argv(self, node: int) -> tuple[str, ...]:
-        """What starts the agent of a node."""
+        """Return what starts the agent of a node."""
         alive = ("-o", "ServerAliveInterval=15")  # or the ssh to a silent host never ends
         # What a run is resumed by is this launch, not one machine's part of it.
         typed = {k: v for k, v in process_environment().items() if k == VARIABLE}
@@ -51,13 +51,13 @@ class SshCommands:
         return (*self.ssh, *alive, "--", self.hosts[node].name, command)
 
     def check(self, node: int) -> tuple[str, ...]:
-        """What checks that a node accepts our login without a password, and has what the run needs."""
+        """Return what checks that a node accepts our login without a password, and has what the run needs."""
         command = _in_folder(self.rank_command, [self.rank_command.python, "-c", "import samestep"])
         options = ("-o", "BatchMode=yes", "-o", "ConnectTimeout=10")
         return (*self.ssh, *options, "--", self.hosts[node].name, command)
 
     def remote(self, node: int, *more: str, variables: Mapping[str, str] | None = None) -> str:
-        """The command line for a node's login shell."""
+        """Return the command line for a node's login shell."""
         options = ["--read-secret"]
         options += ["--via", "torchrun", "--nodes", str(len(self.hosts)), "--node-rank", str(node)]
         ranks = self.hosts[node].ranks
@@ -88,7 +88,7 @@ class SshCommands:
 
 
 def ssh_commands(rank_command: RankCommand, hosts: tuple[Host, ...], name: str) -> SshCommands:
-    """The agents of a config; `name` distinguishes this launch from any other."""
+    """Return the agents of a config; `name` distinguishes this launch from any other."""
     launch = SshCommands(rank_command, hosts, rendezvous_ports(name)[0])
     if launch.world is not None:
         check_world(rank_command.config, launch.world, f"--hosts take {launch.world} ranks")
@@ -96,7 +96,7 @@ def ssh_commands(rank_command: RankCommand, hosts: tuple[Host, ...], name: str) 
 
 
 def _in_folder(rank_command: RankCommand, words: list[str], variables: Mapping[str, str] | None = None) -> str:
-    """A command in the working directory, after the setup lines of the config.
+    """Return a command in the working directory, after the setup lines of the config.
 
     In a login bash: the user's shell may be any, and modules are set up there. What refers to a
     variable is looked up by the agent there: a command line is no place for its value.

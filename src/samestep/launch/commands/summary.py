@@ -1,4 +1,4 @@
-"""What a launch amounts to, as rows for a person to read before it starts. No torch here."""
+"""A summary of a launch, as rows for a person to read before it starts. No torch here."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def plan_rows(
 
 
 def more_processes_may_help(config: Config, world: int, threads: int, cpus: int, on_gpu: bool) -> str:
-    """A hint for a run in one process on many CPUs; empty for all others.
+    """Return a hint for a run in one process on many CPUs; empty for all others.
 
     Args:
         config: The run's config.

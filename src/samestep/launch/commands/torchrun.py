@@ -50,7 +50,7 @@ class TorchrunCommand:
 
     @property
     def folder(self) -> Path:
-        """Where the ranks' output goes."""
+        """Return where the ranks' output goes."""
         return self.rank_command.config.run_path / "launch"
 
     @property
@@ -69,7 +69,7 @@ class TorchrunCommand:
         return self.nproc * (1 if self.nodes is None else self.nodes.most)
 
     def script(self) -> str:
-        """A script that starts the same ranks by torch's own command.
+        """Return a script that starts the same ranks by torch's own command.
 
         samestep runs that command's agent in its own process, so that it can name the rank that
         failed, leave out ranks that were lost, and let ranks save when they are stopped.
@@ -91,7 +91,7 @@ class TorchrunCommand:
         return plan_rows(self.rank_command.config, self.world, machines, self.threads)
 
     def _for_torchrun(self) -> tuple[str, ...]:
-        """What torch's own command is to start."""
+        """Return what torch's own command is to start."""
         return (*MODULE, *self.rank_command.rank_words())
 
     @property
@@ -127,7 +127,7 @@ def torchrun_command(
     rendezvous: str = "",
     max_restarts: int = 0,
 ) -> TorchrunCommand:
-    """The processes that train a config on `nproc` ranks of this machine, and of other ones."""
+    """Return the processes that train a config on `nproc` ranks of this machine, and of other ones."""
     ranks = nproc if isinstance(nproc, Size) else Size(nproc, nproc)
     if ranks.fewest < 1:
         raise LaunchError(f"--nproc is {ranks}: start at least one rank")
@@ -214,7 +214,7 @@ def _check_config(command: TorchrunCommand, ranks: Size) -> None:
 
 
 def _chosen_threads(config: Config) -> int | None:
-    """The threads of each rank here; None for a share of the CPUs."""
+    """Return the threads of each rank here; None for a share of the CPUs."""
     section, environ = config.distributed, process_environment()
     on_cpu = section.device == "cpu" or not expects_gpu(environ)
     chosen = chosen_threads(section, requested_threads(environ), on_cpu, config.same)
@@ -226,7 +226,7 @@ def _cpus() -> int:
 
 
 def default_nproc(config: Config, device_count: int, nodes: int = 1) -> int:
-    """How many ranks to start without --nproc: what the config sets, or one per GPU.
+    """Return how many ranks to start without --nproc: what the config sets, or one per GPU.
 
     On CPUs as many as have lanes and CPUs, where the threads of a rank are decided, as they are
     for `same: bits`; elsewhere one, which has all CPUs.

@@ -111,7 +111,7 @@ class WarmServer:
         self._is_ready = False
 
     def why_not(self) -> str:
-        """Why no process can be forked; empty if they can. Waits until that is known."""
+        """Return why no process can be forked; empty if they can. Waits until that is known."""
         if not self._is_ready:
             self._is_ready = True
             try:

@@ -34,7 +34,7 @@ _OURS = ("SAMESTEP_", "TORCHELASTIC_")
 
 @dataclass(frozen=True)
 class Imported:
-    """What a server had when it imported torch."""
+    """The state of a server when it imported torch."""
 
     environment: Mapping[str, str]
     threads: int
@@ -43,7 +43,7 @@ class Imported:
     """Variables that what it imported has set."""
 
     def differs(self, environment: Mapping[str, str]) -> bool:
-        """Whether a process with other variables could have imported something else."""
+        """Return whether a process with other variables could have imported something else."""
         after = {**self.environment, **self.exported}
         return any(
             environment.get(name) not in (self.environment.get(name), after.get(name))

@@ -1,4 +1,4 @@
-"""What goes between a server of warm processes and who it forks for: texts, and open files."""
+"""Messages between a forkserver and its clients: texts, and open files."""
 
 from __future__ import annotations
 

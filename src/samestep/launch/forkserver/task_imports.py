@@ -22,7 +22,7 @@ _MOST_FILES = 200
 
 @dataclass(frozen=True)
 class TaskImports:
-    """What a task's file, and files beside it that it imports, import."""
+    """The modules that a task's file, and files beside it that it imports, import."""
 
     task: Path
     names: tuple[str, ...]
@@ -54,7 +54,7 @@ class TaskImports:
             importlib.import_module(f"{module}.{attribute}")
 
     def hidden_by_imports(self) -> str:
-        """Which file of the task no run could import, since a package of that name already is."""
+        """Return which file of the task no run could import, since a package of that name already is."""
         for path in sorted(self.task.parent.iterdir()):
             is_module = path.suffix == ".py" or (path / "__init__.py").is_file()
             known = sys.modules.get(path.stem) if is_module else None
@@ -65,7 +65,7 @@ class TaskImports:
 
 
 def _imports(path: Path) -> Iterator[str]:
-    """What a file imports when it is imported itself: not what its functions do."""
+    """Yield what a file imports when it is imported itself: not what its functions do."""
     try:
         waiting: list[ast.AST] = [parse_python(path)]
     except TextError:
@@ -81,7 +81,7 @@ def _imports(path: Path) -> Iterator[str]:
 
 
 def _beside(folder: Path, module: str) -> list[Path] | None:
-    """The files of a module that is the task's own; None if it is none of those."""
+    """Return the files of a module that is the task's own; None if it is none of those."""
     root = module.partition(".")[0]
     if (folder / f"{root}.py").is_file():
         return [folder / f"{root}.py"]

@@ -111,7 +111,7 @@ def _run_agent(command: TorchrunCommand, report: Report, quiet: bool) -> None:
 
 
 def _meets_again(command: TorchrunCommand) -> bool:
-    """Whether machines may join and leave, and meet again each time."""
+    """Return whether machines may join and leave, and meet again each time."""
     return command.nodes is not None and command.node_rank is None
 
 

@@ -14,7 +14,7 @@ from samestep.launch.run.rank_processes import RankProcess
 
 
 class ExitReport(Exception):
-    """How a launch ended."""
+    """The end of a launch."""
 
     def __init__(self, error: SamestepError, headline: str, lost: tuple[int, ...]) -> None:
         super().__init__(headline)
@@ -26,7 +26,7 @@ class ExitReport(Exception):
 
     @property
     def may_pass(self) -> bool:
-        """Whether a restart could succeed."""
+        """Return whether a restart could succeed."""
         return not isinstance(self.error, Stopped) and self.error.exit_code != UserError.exit_code
 
 
@@ -54,7 +54,7 @@ def exit_report(ranks: Sequence[RankProcess], folder: Path, keeps_logs: bool = T
 
 
 def after_signal(number: signal.Signals, ranks: Sequence[RankProcess]) -> Exception:
-    """How the ranks ended after a signal that the launcher forwarded to them."""
+    """Return how the ranks ended after a signal that the launcher forwarded to them."""
     failures = [rank.failure for rank in sorted(ranks, key=_order) if rank.failure is not None]
     stopped = next((f for f in failures if f.kind == Stopped.__name__), None)
     if stopped is not None:
@@ -72,7 +72,7 @@ def _order(rank: RankProcess) -> tuple[bool, float]:
 
 
 def _is_cause(rank: RankProcess) -> bool:
-    """Whether this rank failed by itself, and not because another one did."""
+    """Return whether this rank failed by itself, and not because another one did."""
     if rank.failure is not None:
         return rank.failure.kind != PeerLost.__name__
     return not rank.stopped_by_us
@@ -83,7 +83,7 @@ def _is_lost(rank: RankProcess) -> bool:
 
 
 def _headline(first: RankProcess, folder: Path, keeps_logs: bool) -> str:
-    """Which rank it is about, and where to look."""
+    """Return which rank it is about, and where to look."""
     host, failure = socket.gethostname(), first.failure
     if failure is not None and failure.kind == RankHung.__name__ and failure.ranks:
         hung = ", ".join(map(str, failure.ranks))

@@ -90,7 +90,7 @@ def _wait(seconds: float, is_stopped: Callable[[], bool]) -> None:
 
 
 def left_job(job: SlurmJob) -> Submitted | None:
-    """The job of this run that has not ended, if there is one: by the run's record, or by Slurm's own.
+    """Return the job of this run that has not ended, if there is one: by the run's record, or by Slurm's own.
 
     A command that was killed while it submitted has recorded nothing, but Slurm knows the script.
     """
@@ -101,7 +101,7 @@ def left_job(job: SlurmJob) -> Submitted | None:
 
 
 class _Watch:
-    """What happens to a held job besides its states."""
+    """Events of a held job besides its states."""
 
     def __init__(self, run: Path, job: Submitted, is_stopped: Callable[[], bool]) -> None:
         self._run, self._job, self._is_stopped = run, job, is_stopped
@@ -111,7 +111,7 @@ class _Watch:
         self._is_cancelled = False
 
     def hurries(self) -> bool:
-        """Whether the job is about to end: it was cancelled just now, or its run is over."""
+        """Return whether the job is about to end: it was cancelled just now, or its run is over."""
         if self._is_stopped() and not self._is_cancelled:
             try:
                 cancel(self._job)
@@ -123,7 +123,7 @@ class _Watch:
         return self._ends is not None and time.monotonic() - self._ends < _SECONDS_OF_HURRY
 
     def is_done(self) -> bool:
-        """Whether its run has come to its end: then nothing that happened to the job later matters."""
+        """Return whether its run has come to its end: then nothing that happened to the job later matters."""
         result = self._result()
         return result is not None and result.is_done
 
@@ -139,7 +139,7 @@ class _Watch:
 
 
 def last_words(outputs: list[Path]) -> str:
-    """What a job's ranks said last of why they failed."""
+    """Return what a job's ranks said last of why they failed."""
     lines = [line.rstrip() for path in outputs for line in read_lines(path)]
     said = [number for number, line in enumerate(lines) if line.startswith("samestep: ")]
     if not said:

@@ -34,11 +34,11 @@ class Launch(ABC):
     """Whether `run` only hands the ranks to a batch system, unless it is to follow them."""
 
     def script(self) -> str:
-        """A shell script that does the same by hand."""
+        """Return a shell script that does the same by hand."""
         return self.command.script()
 
     def summary(self) -> Rows:
-        """What it amounts to, for a person to read before it starts."""
+        """Return what it amounts to, for a person to read before it starts."""
         return self.command.summary()
 
     @abstractmethod

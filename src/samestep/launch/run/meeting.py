@@ -1,4 +1,4 @@
-"""Where the agents of a launch meet, and by whose store their ranks do.
+"""The rendezvous of a launch's agents, and the store that their ranks use.
 
 On one machine at a loopback address. Over several machines at the one address by which the
 others reach it, and only with the launch's secret: torch's elastic rendezvous unpickles the

@@ -33,7 +33,7 @@ _BY_NAME: dict[str, Flavour] = {
 
 
 def find_flavour(mpirun: str, may_run: bool = True) -> Flavour:
-    """Which kind of mpirun this is; `LaunchError` explains what to do where there is none.
+    """Return which kind of mpirun this is; `LaunchError` explains what to do where there is none.
 
     Args:
         mpirun: The program's name or path.

@@ -113,7 +113,7 @@ def _check(function: Callable[..., Any], nproc: int) -> None:
 
 
 def _cannot_use_cuda_in_a_fork() -> bool:
-    """Whether a query of torch.cuda has spoiled forks, which only a fork can tell."""
+    """Return whether a query of torch.cuda has spoiled forks, which only a fork can tell."""
     assert _FORK is not None, "there is no fork on this platform"
     probe = _FORK.Process(target=_exit_as_spoiled)
     probe.start()
@@ -265,7 +265,7 @@ class _Forked:
 
 
 def _forget_signals() -> None:
-    """What a notebook does on a signal is not for its ranks."""
+    """Restore default handlers: what a notebook does on a signal is not for its ranks."""
     signal.signal(signal.SIGINT, signal.default_int_handler)
     for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2):
         signal.signal(number, signal.SIG_DFL)

@@ -50,7 +50,7 @@ def _run(words: Sequence[str]) -> None:
 
 
 def _of_script(trace: TracebackType | None) -> TracebackType | None:
-    """A traceback without what runs the script; all of it if there is nothing else."""
+    """Return a traceback without what runs the script; all of it if there is nothing else."""
     found = trace
     while found is not None and found.tb_frame.f_code.co_filename in _RUNNERS:
         found = found.tb_next
@@ -73,7 +73,7 @@ def _end(words: Sequence[str]) -> None:
 
 
 def _opened_group() -> bool:
-    """Whether the script has opened a process group, also one that it has closed since."""
+    """Return whether the script has opened a process group, also one that it has closed since."""
     groups = sys.modules.get("torch.distributed.distributed_c10d")
     if groups is None:
         return "torch" not in sys.modules

@@ -56,7 +56,7 @@ class Request:
 
 
 def prepare(rank_command: RankCommand, request: Request) -> Launch:
-    """The launch of a config by the launcher that it names; no rank is started."""
+    """Return the launch of a config by the launcher that it names; no rank is started."""
     method = rank_command.config.distributed.launch_method
     if method == "mpirun":
         return _by_mpirun(rank_command, request)
@@ -73,7 +73,7 @@ def prepare(rank_command: RankCommand, request: Request) -> Launch:
 
 
 def prepare_plain(script: PlainScript, request: Request) -> Launch:
-    """The launch of a script as torchrun would start it; no rank is started."""
+    """Return the launch of a script as torchrun would start it; no rank is started."""
     request.refuse("torchrun", "hosts")
     nproc = request.nproc
     if nproc is None:

@@ -60,12 +60,12 @@ class RankProcess:
 
     @property
     def failure(self) -> FailureReport | None:
-        """What it reported first, unless that is the end of its run."""
+        """Return what it reported first, unless that is the end of its run."""
         return next((report for report in self.reports if report.kind), None)
 
     @property
     def has_succeeded(self) -> bool:
-        """Whether its run is over, as it says itself: anything may end a process with code 0."""
+        """Return whether its run is over, as it says itself: anything may end a process with code 0."""
         return self.code == 0 and self.failure is None and bool(self.reports)
 
 
@@ -189,7 +189,7 @@ def _start(argv: Sequence[str], environ: Mapping[str, str], output: IO[bytes] | 
 
 
 def _fork(argv: Sequence[str], environ: Mapping[str, str], output: IO[bytes] | None, pipe: int) -> Child | None:
-    """A rank that is forked, where this launcher was; None where it must be started."""
+    """Return a rank that is forked, where this launcher was; None where it must be started."""
     here = FORKED.get()
     ours = (sys.executable, *interpreter_words())
     if here is None or here.forks is None or tuple(argv[: len(ours)]) != ours:

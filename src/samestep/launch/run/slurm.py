@@ -44,7 +44,7 @@ class Submitted:
 
 @dataclass(frozen=True)
 class JobState:
-    """What Slurm reports of a job."""
+    """The state of a job, as Slurm reports it."""
 
     job: str
     state: str
@@ -94,7 +94,7 @@ def _record(folder: Path, job: Submitted) -> None:
 
 
 def job_of_script(job: SlurmJob) -> Submitted | None:
-    """A job of the same script that has not ended, which is recorded if it was not; None if there is none."""
+    """Return a job of the same script that has not ended, which is recorded if it was not; None if there is none."""
     script = str(job.folder / _SCRIPT)
     if not Path(script).exists():
         return None
@@ -120,7 +120,7 @@ def refuse_second_job(run: Path) -> None:
 
 
 def jobs_of(run: Path) -> list[Submitted]:
-    """The jobs that were submitted for a run, the newest last."""
+    """Return the jobs that were submitted for a run, the newest last."""
     path = run / "slurm" / _JOBS
     if not path.exists():
         return []
@@ -143,7 +143,7 @@ def newest_job(run: Path) -> Submitted:
 
 
 def state_of(job: str) -> JobState:
-    """What Slurm reports of a job, or of the first task of an array that has not ended."""
+    """Return what Slurm reports of a job, or of the first task of an array that has not ended."""
     try:
         answer = _slurm(["scontrol", "show", "job", "--oneliner", job])
     except LaunchError as error:
@@ -182,7 +182,7 @@ def cancel(job: Submitted) -> None:
 
 
 def logs_of(run: Path, job: Submitted) -> list[Path]:
-    """The job's output files: one, or one for each task of an array."""
+    """Return the job's output files: one, or one for each task of an array."""
     pattern = f"{job.job}_*.out" if job.array else f"{job.job}.out"
     return sorted((run / "slurm").glob(pattern))
 

@@ -74,7 +74,7 @@ def run_over_ssh(command: SshCommands) -> None:
 
 
 def _first_to_fail(agents: Sequence[_Agent]) -> _Agent | None:
-    """The first agent that fails; None once all have succeeded."""
+    """Return the first agent that fails; None once all have succeeded."""
     while True:
         codes = [agent.process.poll() for agent in agents]
         failed = next((agent for agent, code in zip(agents, codes, strict=True) if code), None)
@@ -143,7 +143,7 @@ class _Agent:
 
     @property
     def was_lost(self) -> bool:
-        """Whether it failed, and did not just stop as requested."""
+        """Return whether it failed, and did not just stop as requested."""
         return self.process.returncode != Stopped.exit_code
 
     def close(self) -> None:

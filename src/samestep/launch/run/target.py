@@ -1,4 +1,4 @@
-"""What is launched: the config of a task, or a script, which decides its config itself."""
+"""The target of a launch: the config of a task, or a script, which decides its config itself."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from samestep.parsing.json_text import read_json
 
 
 def read_target(file: Path, overrides: Sequence[str], arguments: Sequence[str] = ()) -> Config:
-    """The config of a run; a script is run up to its `samestep.start` to learn it.
+    """Return the config of a run; a script is run up to its `samestep.start` to learn it.
 
     Args:
         file: a config, or a script that calls `samestep.start`.

@@ -44,7 +44,7 @@ class World:
 
 @dataclass(frozen=True)
 class Machines:
-    """Where ranks may run besides this machine."""
+    """The machines that ranks may run on, besides this one."""
 
     nodes: int = 1
     """The most nodes that a Slurm job may use."""
@@ -57,7 +57,7 @@ class Machines:
         return cls(nodes, tuple(host.name for host in parse_hosts(hosts, None)) if hosts else ())
 
     def spread(self, ranks: int) -> str:
-        """The hosts with their shares of the ranks, such as `a:2,b:1`; larger shares first, and no
+        """Return the hosts with their shares of the ranks, such as `a:2,b:1`; larger shares first, and no
         more hosts than ranks."""
         names = self.hosts[:ranks]
         shares = [ranks // len(names) + (at < ranks % len(names)) for at in range(len(names))]
@@ -151,7 +151,7 @@ def with_shards(worlds: Sequence[World], shards: str) -> list[World]:
 
 
 def launch_of(world: World, rank_command: RankCommand, machines: Machines) -> Launch:
-    """The launch of one size.
+    """Return the launch of one size.
 
     Args:
         world: the size and its launcher.
@@ -206,5 +206,5 @@ def measure_each(
 
 
 def labels(worlds: Sequence[World]) -> str:
-    """The label of a run that is resumed at each of these sizes in turn."""
+    """Return the label of a run that is resumed at each of these sizes in turn."""
     return "→".join(world.label for world in worlds)

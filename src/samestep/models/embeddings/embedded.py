@@ -29,7 +29,7 @@ NO_REFERENCE = "none"
 
 @dataclass(frozen=True)
 class Request:
-    """What is drawn.
+    """The embeddings to draw.
 
     Args:
         run: the run's directory.
@@ -68,7 +68,7 @@ class EmbeddedSet:
     view: str
 
     def name_of(self, place: int) -> str:
-        """The file that a sample is from, where the dataset tells that as torchvision's do."""
+        """Return the file that a sample is from, where the dataset tells that as torchvision's do."""
         index = self.indices[place]
         samples = getattr(self.dataset, "samples", None)
         if isinstance(samples, Sequence) and isinstance(samples[index], (tuple, list)):
@@ -76,7 +76,7 @@ class EmbeddedSet:
         return f"sample {index}"
 
     def class_names(self) -> list[str]:
-        """The names of the classes that occur: the dataset's own, or their numbers."""
+        """Return the names of the classes that occur: the dataset's own, or their numbers."""
         known = getattr(self.dataset, "classes", None)
         names = [str(name) for name in known] if isinstance(known, (list, tuple)) else []
         most = max(self.labels or [0])
@@ -92,7 +92,7 @@ class Neighbour(NamedTuple):
 
 @dataclass(frozen=True)
 class EmbeddedRun:
-    """What a page is drawn from."""
+    """The embeddings that a page is drawn from."""
 
     drawn: EmbeddedSet
     references: EmbeddedSet | None
@@ -107,7 +107,7 @@ class EmbeddedRun:
 
     @property
     def wrong(self) -> list[bool] | None:
-        """Whether the nearest neighbour is of another class; None if that is not known."""
+        """Return whether the nearest neighbour is of another class; None if that is not known."""
         if self.nearest is None or self.references is None:
             return None
         mine, others = self.drawn.labels, self.references.labels
@@ -166,7 +166,7 @@ class _Pass:
         self._setup, self._trained, self._view = opened.setup, opened.trained, view
 
     def run(self, dataset: Any, indices: Sequence[int], what: str) -> EmbeddedSet | None:
-        """The embeddings of some samples; None on other ranks than rank 0."""
+        """Return the embeddings of some samples; None on other ranks than rank 0."""
         chosen = dataset if len(indices) == len(dataset) else Subset(dataset, list(indices))
         source = SequentialSource(self._setup, chosen, f"data to embed ({what})", self._trained.task.collate)
         parts: list[tuple[str, Tensor, Tensor | None]] = []
@@ -197,7 +197,7 @@ class _Pass:
         return name, views[name], self._labels(batch)
 
     def _labels(self, batch: LaneBatch) -> Tensor | None:
-        """The classes of a batch; None if it has none, as images of a plain folder."""
+        """Return the classes of a batch; None if it has none, as images of a plain folder."""
         task, pairs = (self._trained.task, isinstance(batch.data, (tuple, list)) and len(batch.data) > 1)
         if type(task).labels is Task.labels and not pairs:
             return None
@@ -207,7 +207,7 @@ class _Pass:
 
 
 def _nearest(drawn: EmbeddedSet, references: EmbeddedSet, distance: str) -> list[Neighbour]:
-    """The nearest reference of each sample; no sample is its own neighbour."""
+    """Return the nearest reference of each sample; no sample is its own neighbour."""
     found: list[Neighbour] = []
     for start in range(0, len(drawn.rows), _QUERIES_AT_ONCE):
         rows = drawn.rows[start : start + _QUERIES_AT_ONCE]

@@ -17,7 +17,7 @@ _SEED = 0
 
 
 def chosen_maps(text: str) -> list[str]:
-    """The maps that a text such as `pca,tsne` names, each once.
+    """Return the maps that a text such as `pca,tsne` names, each once.
 
     Raises:
         LaunchError: if it names another one, or none.
@@ -54,7 +54,7 @@ def project(rows: Rows, names: Sequence[str]) -> tuple[list[Map], list[str]]:
 
 
 class _NoMap(Exception):
-    """Why there is none."""
+    """Raised if a map cannot be made; holds the reason."""
 
 
 def _pca(rows: Rows) -> Map:

@@ -26,7 +26,7 @@ LARGEST = 64
 
 
 def pictures_of(dataset: Any, indices: Sequence[int]) -> list[bytes] | None:
-    """A PNG file of each sample; None if they are no images.
+    """Return a PNG file of each sample; None if they are no images.
 
     A sample is an image if it, or its first element, is a tensor or array (1 or 3, height, width) or
     (height, width), of which several views may be stacked. Values are scaled to those of all.
@@ -82,7 +82,7 @@ def _file(image: Tensor) -> bytes:
 
 @dataclass(frozen=True)
 class Picture:
-    """What is on the page, and what is not."""
+    """The contents of the page, and what is missing."""
 
     points: Points
     maps: list[Map]
@@ -90,12 +90,12 @@ class Picture:
 
     @property
     def errors(self) -> int | None:
-        """How many points are wrong; None if that is not known."""
+        """Return how many points are wrong; None if that is not known."""
         return None if self.points.wrong is None else sum(self.points.wrong)
 
 
 def picture_of(embedded: EmbeddedRun, maps: Sequence[str] = ("pca", "tsne", "umap")) -> Picture:
-    """The maps of a run's embeddings.
+    """Return the maps of a run's embeddings.
 
     Args:
         embedded: the embeddings.
@@ -153,7 +153,7 @@ def write_html(embedded: EmbeddedRun, picture: Picture, run: Path, path: Path, f
 
 
 def figure(embedded: EmbeddedRun, picture: Picture) -> str:
-    """The maps with what they show, and the table of classes, as HTML."""
+    """Return the maps with what they show, and the table of classes, as HTML."""
     drawn, total = len(embedded.drawn.rows), embedded.samples
     some = f"{drawn} of {total} samples, evenly spread" if drawn < total else f"{drawn} samples"
     unit = ", of unit length" if embedded.distance == "cosine" else ""
@@ -173,7 +173,7 @@ def figure(embedded: EmbeddedRun, picture: Picture) -> str:
 
 
 def _classes(embedded: EmbeddedRun) -> str:
-    """A row for each class: its samples, its errors, and what it is taken for most often."""
+    """Return a row for each class: its samples, its errors, and what it is taken for most often."""
     labels, wrong = embedded.drawn.labels, embedded.wrong
     references, nearest = embedded.references, embedded.nearest
     if labels is None or wrong is None or references is None or nearest is None:

@@ -29,7 +29,7 @@ class Built:
 
 
 def reason(error: Exception) -> str:
-    """The first line with text of an error's root cause, and torch's explanation of it where there is one."""
+    """Return the first line with text of an error's root cause, and torch's explanation of it where there is one."""
     while isinstance(error.__cause__, Exception):
         error = error.__cause__
     lines = [line.strip() for line in str(error).splitlines()]

@@ -1,4 +1,4 @@
-"""Whether a file's outputs match the model's, on real batches."""
+"""Compares a file's outputs with the model's, on real batches."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ TOLERANCES = {
 
 @dataclass(frozen=True)
 class Agreement:
-    """How close a file's outputs are to the model's."""
+    """The distance of a file's outputs from the model's."""
 
     exact: bool
     """Whether every value was equal."""
@@ -70,7 +70,7 @@ def _compare(where: str, expected: Outputs, found: list[Tensor]) -> float:
 
 
 def _difference(where: str, expected: Tensor, found: Tensor) -> float:
-    """The largest difference of two tensors, if it is small enough."""
+    """Return the largest difference of two tensors, if it is small enough."""
     expected, found = expected.cpu(), found.cpu()
     if (expected.shape, expected.dtype) != (found.shape, found.dtype):
         raise ExportDiffers(f"{where}: the file gives {_kind(found)} and the model {_kind(expected)}")

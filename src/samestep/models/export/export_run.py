@@ -107,7 +107,7 @@ def _device(name: str) -> torch.device:
 
 
 def _name(trained: Trained, which: str) -> str:
-    """A name for each choice of checkpoint and weights, always the same for the same choice."""
+    """Return a name for each choice of checkpoint and weights, always the same for the same choice."""
     chosen = [] if which == "best" else ["last" if which == "last" else f"step{which}"]
     averaged = [] if trained.weights == "raw" else [trained.weights]
     return "-".join([trained.config.name, *chosen, *averaged])
@@ -143,7 +143,7 @@ def _subject(trained: Trained, requested: Sequence[str], *, keep: bool, device: 
 
 
 def _metadata(trained: Trained, subject: Subject) -> dict[str, Any]:
-    """The metadata inside the file."""
+    """Return the metadata inside the file."""
     manifest = trained.manifest
     return {
         "task": Path(trained.config.task or "").name,
@@ -161,7 +161,7 @@ def _metadata(trained: Trained, subject: Subject) -> dict[str, Any]:
 
 
 def config_hash(config: Mapping[str, Any]) -> str:
-    """The SHA-256 of a checkpoint's config as JSON with sorted keys and no spaces."""
+    """Return the SHA-256 of a checkpoint's config as JSON with sorted keys and no spaces."""
     canonical = json.dumps(config, sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(canonical.encode()).hexdigest()
 
@@ -189,7 +189,7 @@ def _load(form: Format, staged: Path, subject: Subject) -> Runner:
 
 
 def _facts(staged: Path, subject: Subject, agreement: Agreement) -> dict[str, Any]:
-    """What is known only once the file is written and compared."""
+    """Return what is known only once the file is written and compared."""
     compared = {**asdict(agreement), "data": subject.examples.source, "batches": list(subject.examples.sizes)}
     return {"sha256": sha256_of(staged), "bytes": staged.stat().st_size, "compared": compared}
 

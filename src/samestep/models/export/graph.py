@@ -112,7 +112,7 @@ def _output_names(subject: Subject) -> list[str]:
 
 
 def _named_axes(subject: Subject, names: list[str]) -> tuple[dict[int, str] | None, ...]:
-    """The names of dynamic axes in ONNX: batch, or the argument and the axis."""
+    """Return the names of dynamic axes in ONNX: batch, or the argument and the axis."""
     named: list[dict[int, str] | None] = []
     first = subject.examples.inputs[FORWARD][0]
     for name, tensor, axes in zip(names, first, subject.examples.dynamic_axes(), strict=True):

@@ -41,7 +41,7 @@ class Subject:
         return argument_names(self.model, FORWARD, len(self.examples.inputs[FORWARD][0]))
 
     def signature(self, method: str) -> dict[str, list[dict[str, Any]]]:
-        """A method's arguments and results: names, shapes and types."""
+        """Return a method's arguments and results: names, shapes and types."""
         inputs, outputs = self.examples.inputs[method], self.outputs[method]
         names = argument_names(self.model, method, len(inputs[0]))
         flat = [list(batch.values()) for batch in outputs]
@@ -63,12 +63,12 @@ class Subject:
 
 
 def axis_name(examples: Examples, tensor: Tensor, axis: int) -> str:
-    """The name of an axis of varying length: batch or any; the tensor is of the first batch."""
+    """Return the name of an axis of varying length: batch or any; the tensor is of the first batch."""
     return "batch" if tensor.shape[axis] == examples.sizes[0] else "any"
 
 
 def argument_names(model: nn.Module, method: str, count: int) -> list[str]:
-    """The names of a method's first `count` arguments, from its definition."""
+    """Return the names of a method's first `count` arguments, from its definition."""
     names: list[str] = []
     for parameter in inspect.signature(getattr(model, method)).parameters.values():
         if parameter.kind is parameter.VAR_POSITIONAL:
@@ -79,7 +79,7 @@ def argument_names(model: nn.Module, method: str, count: int) -> list[str]:
 
 
 def methods_to_keep(model: nn.Module, requested: Sequence[str]) -> tuple[str, ...]:
-    """The methods marked with @torch.jit.export, and the requested ones, which must exist."""
+    """Return the methods marked with @torch.jit.export, and the requested ones, which must exist."""
     here = {
         name: function
         for name, function in inspect.getmembers(type(model), inspect.isfunction)
@@ -101,7 +101,7 @@ def methods_to_keep(model: nn.Module, requested: Sequence[str]) -> tuple[str, ..
 
 
 def outputs_of(run: Runner, method: str, inputs: Inputs) -> Outputs:
-    """The outputs of a method, flat; with the same random draws in every call."""
+    """Return the outputs of a method, flat; with the same random draws in every call."""
     reseed(0)
     # A method may differentiate; forward alone needs no autograd graph.
     with torch.set_grad_enabled(method != FORWARD):
@@ -128,7 +128,7 @@ def _leaves(value: Any, name: str) -> Iterator[tuple[str, Tensor]]:
 
 
 def live_outputs(model: nn.Module, examples: Examples) -> dict[str, tuple[Outputs, ...]]:
-    """The outputs of each method of a model on each of the batches."""
+    """Return the outputs of each method of a model on each of the batches."""
 
     def run(method: str, inputs: Inputs) -> Any:
         try:

@@ -17,7 +17,7 @@ SUFFIX = ".safetensors"
 
 
 def build(subject: Subject) -> Built:
-    """The model's state under its own names, for a plain load_state_dict."""
+    """Return the model's state under its own names, for a plain load_state_dict."""
     state = subject.model.state_dict()
     others = [name for name, value in state.items() if not isinstance(value, Tensor)]
     if others:

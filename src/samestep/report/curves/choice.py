@@ -1,4 +1,4 @@
-"""Which metrics are drawn, in which order, and what they are called."""
+"""The metrics that are drawn, their order and their names."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ _TITLES = {
 
 
 def known_metrics(histories: Sequence[History]) -> list[str]:
-    """The names of all that was measured, in the order of the first run that has it."""
+    """Return the names of all that was measured, in the order of the first run that has it."""
     return list(dict.fromkeys(name for history in histories for name in history.metrics))
 
 
 def choose(histories: Sequence[History], wanted: Sequence[str]) -> list[str]:
-    """The metrics to draw: what is wanted, or what a person follows.
+    """Return the metrics to draw: what is wanted, or what a person follows.
 
     Args:
         histories: the runs.
@@ -56,12 +56,12 @@ def choose(histories: Sequence[History], wanted: Sequence[str]) -> list[str]:
 
 
 def base(metric: str) -> str:
-    """What the curves of one list have in common: `lr` for `lr[0]`."""
+    """Return what the curves of one list have in common: `lr` for `lr[0]`."""
     return re.sub(r"\[[0-9]+\]$", "", metric)
 
 
 def title(metric: str) -> str:
-    """What a person calls it."""
+    """Return what a person calls it."""
     return _TITLES.get(metric, metric)
 
 

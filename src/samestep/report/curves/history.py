@@ -1,4 +1,4 @@
-"""What runs have measured, read from their directories: finished, interrupted or still training."""
+"""The measurements of runs, read from their directories: finished, interrupted or still training."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class History:
     """The metric that the run's config names as the one to judge by, and min or max."""
 
     def better(self, metric: str) -> Literal["min", "max"] | None:
-        """Whether lower or higher is better; None if that cannot be known."""
+        """Return whether lower or higher is better; None if that cannot be known."""
         if self.best is not None and self.best[0] == metric:
             return "max" if self.best[1] == "max" else "min"
         if "loss" in metric.lower() and metric != "loss_scale":
@@ -50,7 +50,7 @@ class History:
 
 
 def read_histories(runs: Sequence[Path]) -> list[History]:
-    """The numbers of several runs, each with a label of its own; a run named twice is read once.
+    """Return the numbers of several runs, each with a label of its own; a run named twice is read once.
 
     Args:
         runs: their directories.
@@ -66,7 +66,7 @@ def read_histories(runs: Sequence[Path]) -> list[History]:
 
 
 def read_history(run: Path, label: str) -> History:
-    """The numbers of one run.
+    """Return the numbers of one run.
 
     Args:
         run: its directory.
@@ -100,7 +100,7 @@ def read_history(run: Path, label: str) -> History:
 
 
 def labels(runs: Sequence[Path]) -> list[str]:
-    """The shortest ends of paths that tell them apart.
+    """Return the shortest ends of paths that tell them apart.
 
     Args:
         runs: paths that differ.
@@ -118,7 +118,7 @@ def labels(runs: Sequence[Path]) -> list[str]:
 
 
 def _numbers(name: str, value: Any) -> Iterator[tuple[str, float]]:
-    """The numbers of a value, each with the name of its curve."""
+    """Yield the numbers of a value, each with the name of its curve."""
     if isinstance(value, (int, float)) and not isinstance(value, bool):
         yield name, float(value)
     elif isinstance(value, dict):
@@ -145,7 +145,7 @@ def _best(run: Path) -> tuple[str, str] | None:
 
 
 def _advice(run: Path) -> str:
-    """What to give instead."""
+    """Return what to give instead."""
     inside = sorted(path.parent for path in run.glob(f"*/{METRICS}") if is_file(path))
     if not inside:
         return "Give a run's directory"

@@ -54,7 +54,7 @@ def _table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 
 def _runs(histories: Sequence[History]) -> str:
-    """What each run was made with, side by side."""
+    """Return what each run was made with, side by side."""
     facts = [{"directory": str(history.run), **run_facts(history.run)} for history in histories]
     names = list(dict.fromkeys(name for one in facts for name in one))
     head = "".join(f"<th>{html.escape(history.label)}</th>" for history in histories)

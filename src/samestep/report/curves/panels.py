@@ -15,7 +15,7 @@ _DIGITS = 7
 
 
 def panels_of(histories: Sequence[History], metrics: Sequence[str]) -> list[Panel]:
-    """The panels in the order of the metrics, a run in the same color in each.
+    """Return the panels in the order of the metrics, a run in the same color in each.
 
     Args:
         histories: the runs.

@@ -32,7 +32,7 @@ class Summary:
 
 
 def summarize(history: History, metric: str) -> Summary:
-    """The numbers of a curve.
+    """Return the numbers of a curve.
 
     Args:
         history: a run that has the metric.
@@ -60,7 +60,7 @@ def summarize(history: History, metric: str) -> Summary:
 
 
 def table(histories: Sequence[History], metrics: Sequence[str]) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
-    """The header and the rows, one for each metric and run."""
+    """Return the header and the rows, one for each metric and run."""
     header = ("metric", "run", "curve", "last", "best", "at step", "mean", "min", "max", "")
     return header, [
         (
@@ -76,7 +76,7 @@ def table(histories: Sequence[History], metrics: Sequence[str]) -> tuple[tuple[s
 
 
 def as_json(histories: Sequence[History], metrics: Sequence[str]) -> dict[str, Any]:
-    """What `--json` prints: every value; null where one is NaN or infinite."""
+    """Return what `--json` prints: every value; null where one is NaN or infinite."""
     return {
         "runs": {
             history.label: {
@@ -91,7 +91,7 @@ def as_json(histories: Sequence[History], metrics: Sequence[str]) -> dict[str, A
 
 
 def sparkline(series: Series) -> str:
-    """A curve in one line of text; `x` where no value is finite."""
+    """Return a curve in one line of text; `x` where no value is finite."""
     values = thin(series, series.steps[0], series.steps[-1], _WIDTH).y
     finite = [value for value in values if value is not None]
     low, high = min(finite, default=0.0), max(finite, default=0.0)

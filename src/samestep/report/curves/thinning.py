@@ -34,7 +34,7 @@ class Flag:
 
 
 def thin(series: Series, first: int, last: int, most: int = POINTS) -> Thinned:
-    """A curve of at most `most` points.
+    """Return a curve of at most `most` points.
 
     Args:
         series: the values.
@@ -59,7 +59,7 @@ def thin(series: Series, first: int, last: int, most: int = POINTS) -> Thinned:
 
 
 def flags(series: Series, skipped: Sequence[int], first: int, last: int) -> list[Flag]:
-    """Where values are NaN or infinite, and where steps were skipped; neighbours are one flag.
+    """Return where values are NaN or infinite, and where steps were skipped; neighbours are one flag.
 
     Args:
         series: the values.
@@ -98,7 +98,7 @@ def _buckets(steps: Sequence[int], first: int, last: int, most: int) -> list[lis
 
 
 def mean(values: Sequence[float]) -> float:
-    """The mean of finite values; of equal ones, their value."""
+    """Return the mean of finite values; of equal ones, their value."""
     # Divided first: the sum of large losses may be infinite. Not rounded beyond its values.
     middle = sum(value / len(values) for value in values)
     return min(max(middle, min(values)), max(values))

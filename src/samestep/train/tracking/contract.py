@@ -1,4 +1,4 @@
-"""What a tracker is: one contract for ours and for users' own."""
+"""The contract of a tracker, for ours and for users' own."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import Any
 
 @dataclass(frozen=True)
 class TrackedRun:
-    """What a tracker learns of a run before its first row."""
+    """The facts of a run that a tracker gets before its first row."""
 
     name: str
     folder: Path
@@ -69,7 +69,7 @@ class Tracker(ABC):
 
 
 def figures_in(row: Mapping[str, Any]) -> dict[str, Any]:
-    """The matplotlib figures of a row. Who has made one has imported it; we need not."""
+    """Return the matplotlib figures of a row. Who has made one has imported it; we need not."""
     module = sys.modules.get("matplotlib.figure")
     if module is None:
         return {}
@@ -77,13 +77,13 @@ def figures_in(row: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def without_figures(row: dict[str, Any]) -> dict[str, Any]:
-    """What else is in a row."""
+    """Return what else is in a row."""
     figures = figures_in(row)
     return {name: row[name] for name in row if name not in figures} if figures else row
 
 
 def figure_image(figure: Any) -> Any:
-    """A figure as pixels, by the library that matplotlib itself needs for them."""
+    """Return a figure as pixels, by the library that matplotlib itself needs for them."""
     from PIL import Image
 
     file = io.BytesIO()
@@ -92,7 +92,7 @@ def figure_image(figure: Any) -> Any:
 
 
 def flat_values(row: Mapping[str, Any]) -> dict[str, Any]:
-    """A row's numbers and texts by name: an entry of a list or mapping is `NAME/KEY`."""
+    """Return a row's numbers and texts by name: an entry of a list or mapping is `NAME/KEY`."""
     return dict(_flat(row, ""))
 
 

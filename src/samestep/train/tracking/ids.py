@@ -1,4 +1,4 @@
-"""What trackers call a run, kept with it. No torch here."""
+"""The ids of a run in its trackers, kept with it. No torch here."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ TRACKER_IDS = "tracker-ids.json"
 
 
 class TrackerIds:
-    """What trackers call this run, kept with it: a new run in the directory sets the file aside."""
+    """The ids of this run in its trackers, kept with it: a new run in the directory sets the file aside."""
 
     def __init__(self, path: Path) -> None:
         self._path = path

@@ -99,7 +99,7 @@ class MlflowRun(Tracker):
 
 
 def _name(text: str) -> str:
-    """A name as MLflow takes it."""
+    """Return a name as MLflow takes it."""
     return _FORBIDDEN.sub("_", text)
 
 

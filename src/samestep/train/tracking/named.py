@@ -18,7 +18,7 @@ from samestep.train.tracking.wandb_run import WandbRun
 
 
 def named_trackers(config: Config, folder: Path, metrics: Path, start: int) -> list[GuardedTracker]:
-    """The trackers of a config; what is wrong with their names, or not installed, is an error.
+    """Return the trackers of a config; what is wrong with their names, or not installed, is an error.
 
     Args:
         config: The run's config.

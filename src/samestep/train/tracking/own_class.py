@@ -16,7 +16,7 @@ from samestep.train.tracking.contract import Tracker
 
 
 def make_tracker(config: Config, number: int) -> Tracker:
-    """The tracker that `trackers.classes` names at a place, made with its arguments.
+    """Return the tracker that `trackers.classes` names at a place, made with its arguments.
 
     What the user's own code raises while it is imported or made is not wrapped.
     """
