@@ -45,8 +45,8 @@ from torch import Tensor
 from samestep.bench.turns import Advance
 from samestep.config.schema import DEFAULT_LANES
 from samestep.optim.kernels import allow_deterministic_products
+from samestep.run.state_tensors import module_tensors
 from samestep.train.record import hash_state
-from samestep.train.state_tensors import module_tensors
 
 ROUNDS = 10
 CONTROL = "hand-written, again"

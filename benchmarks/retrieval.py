@@ -25,9 +25,9 @@ from rich.table import Table
 from samestep.config.evaluation import RETRIEVAL_METRICS
 from samestep.distributed.collectives import Collectives, SoloCollectives, TorchCollectives
 from samestep.distributed.health.activity import Activity
+from samestep.evaluation.retrieval.measures import measure_shared, memory_needed
+from samestep.evaluation.retrieval.search import QUERY_BLOCK, SharedRows
 from samestep.reduce.row_shards import RowExchange, ShardPlan
-from samestep.retrieval.measures import measure_shared, memory_needed
-from samestep.retrieval.search import QUERY_BLOCK, SharedRows
 
 CPU = torch.device("cpu")
 MEGABYTE = 1 << 20

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from samestep.scan.rules import RULES
+from samestep.check.code.rules import RULES
 
 PAGE = Path(__file__).parents[1] / "docs" / "scan.md"
 

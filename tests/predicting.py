@@ -17,7 +17,7 @@ from samestep.checkpoint.files import Files
 from samestep.checkpoint.format import write_checkpoint
 from samestep.checkpoint.manifest import Best, Manifest, folder_name
 from samestep.config import load_config
-from samestep.train.origin import ORIGIN, Origin
+from samestep.run.origin import ORIGIN, Origin
 
 
 def finished_run(

@@ -23,7 +23,6 @@ from samestep.version import __version__ as __version__
 if TYPE_CHECKING:
     from samestep import errors as errors
     from samestep import losses as losses
-    from samestep import retrieval as retrieval
     from samestep.bench.programs import benchmark_strong_scaling as benchmark_strong_scaling
     from samestep.bench.programs import benchmark_weak_scaling as benchmark_weak_scaling
     from samestep.config import Config as Config
@@ -39,18 +38,19 @@ if TYPE_CHECKING:
     from samestep.distributed.hardware import detect_hardware as detect_hardware
     from samestep.errors import SamestepError as SamestepError
     from samestep.errors import UserError as UserError
+    from samestep.evaluation import retrieval as retrieval
     from samestep.launch.run.notebook import notebook_launcher as notebook_launcher
     from samestep.optim.schedules import Schedule as Schedule
     from samestep.reduce.buffer_slots import Concatenate as Concatenate
+    from samestep.run.run import Run as Run
     from samestep.step.step import Step as Step
     from samestep.step.step_log import StepRecord as StepRecord
+    from samestep.tracking.contract import TrackedRun as TrackedRun
+    from samestep.tracking.contract import Tracker as Tracker
+    from samestep.tracking.listeners import RunListener as RunListener
     from samestep.train import callbacks as callbacks
-    from samestep.train.listeners import RunListener as RunListener
-    from samestep.train.run import Run as Run
     from samestep.train.start import start as start
     from samestep.train.task import Task as Task
-    from samestep.train.tracking.contract import TrackedRun as TrackedRun
-    from samestep.train.tracking.contract import Tracker as Tracker
     from samestep.train.train_once import train_once as train_once
 
 # Imported when first used: `samestep --help` and the config need no torch.
@@ -60,16 +60,16 @@ _MODULES = {
     "DistributedConfig": "samestep.config",
     "LaneBatch": "samestep.data.batch",
     "Order": "samestep.data.orders",
-    "Run": "samestep.train.run",
+    "Run": "samestep.run.run",
     "RunContext": "samestep.distributed.context",
-    "RunListener": "samestep.train.listeners",
+    "RunListener": "samestep.tracking.listeners",
     "SamestepError": "samestep.errors",
     "Schedule": "samestep.optim.schedules",
     "Step": "samestep.step.step",
     "StepRecord": "samestep.step.step_log",
     "Task": "samestep.train.task",
-    "TrackedRun": "samestep.train.tracking.contract",
-    "Tracker": "samestep.train.tracking.contract",
+    "TrackedRun": "samestep.tracking.contract",
+    "Tracker": "samestep.tracking.contract",
     "UserError": "samestep.errors",
     "benchmark_strong_scaling": "samestep.bench.programs",
     "benchmark_weak_scaling": "samestep.bench.programs",
@@ -82,7 +82,7 @@ _MODULES = {
     "losses": "samestep",
     "notebook_launcher": "samestep.launch.run.notebook",
     "orders": "samestep.data",
-    "retrieval": "samestep",
+    "retrieval": "samestep.evaluation",
     "start": "samestep.train.start",
     "strided": "samestep.data.iterable",
     "train_once": "samestep.train.train_once",

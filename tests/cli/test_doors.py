@@ -24,8 +24,8 @@ from samestep.errors import CheckpointError, ConfigError, LaunchError, RunDirErr
 from samestep.launch.run.mpirun import find_flavour
 from samestep.parsing.files import read_text
 from samestep.parsing.limits import visible
-from samestep.train.open_run import Opened
-from samestep.train.run_dir import RunDir
+from samestep.run.open_run import Opened
+from samestep.run.run_dir import RunDir
 from tests.cli.processes import ROOT, run, samestep
 
 TASKS = ROOT / "tests" / "distributed" / "tasks.py"

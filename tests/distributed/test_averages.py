@@ -161,8 +161,8 @@ def _sync_batchnorm(config: dict[str, Any]) -> list[float]:
     from samestep.config import load_config
     from samestep.distributed.context import create_run_context
     from samestep.distributed.hardware import detect_hardware
+    from samestep.evaluation.batchnorm import measure_batchnorm
     from samestep.run_setup import RunSetup
-    from samestep.train.batchnorm import measure_batchnorm
     from tests.distributed.tasks import points
 
     loaded = load_config(config)

@@ -13,13 +13,13 @@ import torch
 import torch.distributed as dist
 
 from samestep import DistributedConfig, create_run_context, detect_hardware
+from samestep.check.machine.examine import examine
+from samestep.check.machine.facts import Machine, Space, inspect_machine
+from samestep.check.machine.findings import Examination, Finding
+from samestep.check.machine.machine import GB
+from samestep.check.machine.ranks import check_order, read_clocks
 from samestep.config import Config, load_config
 from samestep.distributed.probe import SIZES, call_in_order, try_all_reduce
-from samestep.doctor.examine import examine
-from samestep.doctor.facts import Machine, Space, inspect_machine
-from samestep.doctor.findings import Examination, Finding
-from samestep.doctor.machine import GB
-from samestep.doctor.ranks import check_order, read_clocks
 from samestep.environment.variables import process_environment
 from tests.ranks import run_ranks
 from tests.variations import variations

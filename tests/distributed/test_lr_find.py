@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
+from samestep.bench.tuning.lr_curve import RangeTest
+from samestep.bench.tuning.lr_range_test import RangeTestResult, find_lr
 from samestep.config import load_config
-from samestep.tuning.lr_curve import RangeTest
-from samestep.tuning.lr_range_test import RangeTestResult, find_lr
 from tests.distributed.running import settings, train
 from tests.ranks import run_ranks
 

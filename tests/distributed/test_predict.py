@@ -19,7 +19,7 @@ def _predict(run: str, folder: str, data: str, formats: list[str], overrides: li
     from samestep.distributed.context import create_run_context
     from samestep.distributed.hardware import detect_hardware
     from samestep.models.predict import Request, predict_once
-    from samestep.train.run_dir import config_of
+    from samestep.run.run_dir import config_of
 
     config = config_of(Path(run), overrides)
     with create_run_context(config, detect_hardware(), needs_lanes=False) as context:

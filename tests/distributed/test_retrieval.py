@@ -76,7 +76,7 @@ def _average(folder: str) -> Any:
     from samestep.distributed.context import create_run_context
     from samestep.distributed.hardware import detect_hardware
     from samestep.models.checkpoint_average import average_run
-    from samestep.train.run_dir import config_of
+    from samestep.run.run_dir import config_of
 
     config = config_of(Path(folder), [])
     with create_run_context(config, detect_hardware()) as context:

@@ -41,7 +41,7 @@ def _sweep_twice(trackers: dict[str, Any], folder: str) -> list[str]:
 
 def _run(folder: Path, trackers: dict[str, Any], overrides: Sequence[str]) -> None:
     """What a trial's run does with its trackers."""
-    from samestep.train.trackers import open_trackers
+    from samestep.tracking.trackers import open_trackers
 
     folder.mkdir(exist_ok=True)
     config = load_config({"global_batch": 8, "epochs": 1, "trackers": trackers}, overrides)

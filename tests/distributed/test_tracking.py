@@ -108,7 +108,7 @@ def _track_a_figure(trackers: dict[str, Any], folder: str) -> list[str]:
     from matplotlib.figure import Figure
 
     from samestep.config import load_config
-    from samestep.train.trackers import open_trackers
+    from samestep.tracking.trackers import open_trackers
 
     figure, warnings = Figure(), list[str]()
     figure.subplots().plot([1, 2])

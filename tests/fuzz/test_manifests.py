@@ -24,9 +24,9 @@ from samestep.checkpoint.torch_file import write_torch_file
 from samestep.cli.show import _as_json, _checkpoint_row, _marks
 from samestep.config import load_config
 from samestep.errors import CheckpointError, UserError
+from samestep.run.run_dir import RunDir, config_of
+from samestep.run.time_report import read_times
 from samestep.train.record import RunRecord
-from samestep.train.run_dir import RunDir, config_of
-from samestep.train.time_report import read_times
 from samestep.train.trace import read_trace
 from samestep.verify.compare import read_curve
 from tests.fuzz.property import cases, check_message, soon

@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 import torch
 
+from samestep.bench.tuning.timed import Timed
+from samestep.bench.tuning.timing import time_variants
+from samestep.bench.tuning.variants import lane_variants
 from samestep.config import load_config
 from samestep.distributed.context import SingleProcessContext
-from samestep.tuning.timed import Timed
-from samestep.tuning.timing import time_variants
-from samestep.tuning.variants import lane_variants
 from tests.distributed.running import settings
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]

@@ -11,7 +11,7 @@ import samestep
 from samestep.config.evaluation import RETRIEVAL_METRICS
 from tests.distributed.test_retrieval import ALL, judged, measured
 from tests.gpu.test_gpu import SHARED
-from tests.unit.retrieval.test_measures import points
+from tests.unit.evaluation.retrieval.test_measures import points
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
 

@@ -20,10 +20,10 @@ from samestep.config.schema import CheckpointConfig
 from samestep.data.batch import Position
 from samestep.distributed.context import RunContext
 from samestep.errors import CheckpointError
+from samestep.run.run import Run
+from samestep.run.saver import Saver
 from samestep.step.step import Step
-from samestep.train.progress import TurnProgress
-from samestep.train.run import Run
-from samestep.train.saver import Saver
+from samestep.tracking.progress import TurnProgress
 
 KIND = "checkpoint"
 CONTROL = "torch.save"

@@ -18,7 +18,7 @@ from samestep.distributed.timed_calls import OPERATIONS, Call, Operation, second
 from samestep.errors import PlanError
 from samestep.reduce.exchange import create_exchange
 from samestep.report.format import format_bytes
-from samestep.train.progress import TurnProgress
+from samestep.tracking.progress import TurnProgress
 
 KIND = "comm"
 _SECONDS_OF_A_TURN = 0.05

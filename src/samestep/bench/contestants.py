@@ -24,10 +24,10 @@ from samestep.errors import TaskError
 from samestep.optim.optimizers import build_optimizers
 from samestep.optim.precision import Precision, choose_precision
 from samestep.reduce.ddp import wrap
+from samestep.run.run import Run
 from samestep.step.compilation import compile_model
 from samestep.step.loss_terms import LossValue
 from samestep.train.loop import Training
-from samestep.train.run import Run
 from samestep.train.task import Task
 
 

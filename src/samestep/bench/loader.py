@@ -20,9 +20,9 @@ from samestep.data.factory import open_source
 from samestep.data.loaders import parts_of
 from samestep.distributed.context import RunContext
 from samestep.distributed.health.activity import DATA
+from samestep.run.run import Run
 from samestep.step.step import Step
-from samestep.train.progress import TurnProgress
-from samestep.train.run import Run
+from samestep.tracking.progress import TurnProgress
 
 KIND = "loader"
 _SECONDS_OF_A_TURN = 0.5

@@ -27,8 +27,8 @@ from samestep.data.batch import LaneBatch
 from samestep.distributed.context import RunContext
 from samestep.errors import PlanError
 from samestep.pytree import move
-from samestep.train.progress import TurnProgress
-from samestep.train.run import Run
+from samestep.run.run import Run
+from samestep.tracking.progress import TurnProgress
 from samestep.words import counted
 
 _SMALL_OBJECT = 64

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from samestep.bench.memory_meter import Meter
 from samestep.data.batch import LaneBatch
-from samestep.train.listeners import RunListener
+from samestep.tracking.listeners import RunListener
 
 
 @dataclass

@@ -30,8 +30,8 @@ from samestep.reduce.scaling import Scaling
 from samestep.reduce.sharded_weights import ShardedWeights
 from samestep.reduce.tree_sum import SumSetup, TreeSum, largest_bucket
 from samestep.reduce.weight_units import Unit
+from samestep.run.run import Run
 from samestep.step.micro_batches import cut_batch
-from samestep.train.run import Run
 from samestep.train.task import Task
 
 _FEWEST_SAMPLES = 4

@@ -33,9 +33,9 @@ from samestep.distributed.logging import LOGGER, KeptLog
 from samestep.distributed.signals import stopping_at_once
 from samestep.environment.hardware import allowed_cpus, owned_cpus
 from samestep.environment.variables import process_environment
-from samestep.train.progress import TurnProgress
-from samestep.train.run import Run
-from samestep.train.step_times import peak_memory
+from samestep.run.run import Run
+from samestep.tracking.progress import TurnProgress
+from samestep.tracking.step_times import peak_memory
 from samestep.train.task import Task
 
 

@@ -18,9 +18,9 @@ from samestep.distributed.hardware import detect_hardware
 from samestep.distributed.signals import stopping_at_once
 from samestep.errors import PlanError
 from samestep.report.run_facts import config_fact
+from samestep.run.run import Run
 from samestep.step.step import Step
 from samestep.train.loop import Training
-from samestep.train.run import Run
 from samestep.train.task import Task, load_task
 from samestep.train.trial import quiet_context, reading_once, refuse_small_data
 

@@ -35,8 +35,8 @@ def average(
     newest.
     """
     with guarded():
-        from samestep.train.origin import refuse_untrusted_task
-        from samestep.train.run_dir import config_of
+        from samestep.run.origin import refuse_untrusted_task
+        from samestep.run.run_dir import config_of
 
         if last is not None and best is not None:
             raise LaunchError(f"you set --last {last} and --best {best}: keep one of them")

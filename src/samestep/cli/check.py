@@ -16,8 +16,8 @@ from samestep.environment.variables import exporting, process_environment, threa
 from samestep.errors import LaunchError
 
 if TYPE_CHECKING:
-    from samestep.doctor.findings import Examination
-    from samestep.scan.rule import Rule
+    from samestep.check.code.rule import Rule
+    from samestep.check.machine.findings import Examination
 
 _CONFIGS = (".yaml", ".yml", ".json")
 FOUND_IN_CODE = 5
@@ -57,7 +57,7 @@ def check(
         if facts:
             return _print_facts(as_json)
         if code or show_rules:
-            from samestep.scan.rules import chosen_rules
+            from samestep.check.code.rules import chosen_rules
 
             chosen = chosen_rules(rules, ignore)
             if config is not None or overrides:
@@ -102,23 +102,23 @@ def _check_machine(config: Path | None, overrides: list[str], as_json: bool) -> 
             loaded = read_config(config, overrides, look=True).config
             threads = loaded.distributed.threads_per_rank
             scope.enter_context(exporting({} if threads == "auto" else thread_variables(threads)))
-        from samestep.doctor.examine import examine
-        from samestep.doctor.show import print_examination
+        from samestep.check.machine.examine import examine
+        from samestep.check.machine.show import print_examination
 
         return examine(loaded, None, show=lambda found: print_examination(found, as_json))
 
 
 def _list(rules: list[Rule]) -> int:
-    from samestep.scan.report import rule_rows
+    from samestep.check.code.report import rule_rows
 
     print_rows(("rule", "on several ranks it", "what it is", "write"), rule_rows(rules))
     return 0
 
 
 def _check_code(paths: list[Path], rules: list[Rule], report: Path | None, as_json: bool) -> int:
+    from samestep.check.code.report import COLUMNS, lines, rows, summary, write_report
+    from samestep.check.code.scan import scan
     from samestep.report.page import refuse_other_file
-    from samestep.scan.report import COLUMNS, lines, rows, summary, write_report
-    from samestep.scan.scan import scan
 
     if detect_launch(process_environment()).world > 1:
         raise LaunchError("code is read by one process: start this command once")

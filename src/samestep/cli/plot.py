@@ -192,8 +192,8 @@ def _plot_sweep(folder: Path, picture: Path | None, report: Path | None, force: 
 
 def _plot_embeddings(context: typer.Context, run: Path, overrides: list[str]) -> None:
     from samestep.models.embeddings.projection import chosen_maps
-    from samestep.train.origin import refuse_untrusted_task
-    from samestep.train.run_dir import config_of
+    from samestep.run.origin import refuse_untrusted_task
+    from samestep.run.run_dir import config_of
 
     given = context.params
     page, names = given["report"] or run / "embeddings.html", chosen_maps(given["maps"])

@@ -46,8 +46,8 @@ def predict(
     """
     with guarded():
         from samestep.errors import PlanError
-        from samestep.train.origin import refuse_untrusted_task
-        from samestep.train.run_dir import config_of
+        from samestep.run.origin import refuse_untrusted_task
+        from samestep.run.run_dir import config_of
 
         if view is not None and not embeddings:
             raise PlanError("--view chooses among embeddings: add --embeddings, or leave it out")

@@ -53,7 +53,7 @@ def run_script_as_rank(
     recorded: RecordedCommand | None,
 ) -> None:
     """Run a script that opens its run itself; its threads are set when that is known."""
-    from samestep.train.origin import started_by
+    from samestep.run.origin import started_by
     from samestep.train.requests import run_script
 
     _obey_launcher(command, local_rank, detect_launch(process_environment()))

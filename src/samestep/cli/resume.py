@@ -25,8 +25,8 @@ def resume(run: RunDirPath, overrides: Overrides = None, trust: Trust = False) -
 
 def _words(run: Path, overrides: list[str], trust: bool) -> list[str]:
     """Return the command that started the run, for its directory; the process is then where it was typed."""
-    from samestep.train.origin import Origin, refuse_untrusted_command, refuse_untrusted_task
-    from samestep.train.run_dir import config_of
+    from samestep.run.origin import Origin, refuse_untrusted_command, refuse_untrusted_task
+    from samestep.run.run_dir import config_of
 
     config = config_of(run, overrides)
     origin = Origin.read(run)

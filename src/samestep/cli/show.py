@@ -92,7 +92,7 @@ def _show_run(run: Path, verify: bool, as_json: bool) -> int:
     """Print everything about a run; return the exit code."""
     from samestep.checkpoint.listing import list_checkpoints
     from samestep.checkpoint.run_result import read_result
-    from samestep.train.time_report import read_times
+    from samestep.run.time_report import read_times
 
     result, (jobs, unknown) = read_result(run), _jobs(run)
     if result is None and not jobs:
@@ -126,7 +126,7 @@ def _show_run(run: Path, verify: bool, as_json: bool) -> int:
 
 
 def _status(run: Path, result: RunResult) -> str:
-    from samestep.train.run_dir import was_killed
+    from samestep.run.run_dir import was_killed
 
     return "killed" if result.status == "running" and was_killed(run) else result.status
 

@@ -235,8 +235,8 @@ def latency(
     """Measure how long the models of runs take; for samestep sweep best."""
     with guarded():
         from samestep.cli.ranks import as_rank
+        from samestep.run.run_dir import config_of
         from samestep.sweep.latency import write_latencies
-        from samestep.train.run_dir import config_of
 
         config = config_of(runs[0], ["distributed.world_size=auto"])  # it may have been trained on more
         with as_rank(config, context, None, needs_lanes=False) as place:

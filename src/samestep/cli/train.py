@@ -73,7 +73,7 @@ def train(
         loaded = load_config(config, overrides or [])
         with as_rank(loaded, context, local_rank) as place, ExitStack() as recording:
             from samestep.launch.commands.summary import more_processes_may_help
-            from samestep.train.origin import started_by
+            from samestep.run.origin import started_by
             from samestep.train.train_once import train_once
 
             recording.enter_context(started_by(command))

@@ -21,12 +21,12 @@ from samestep.config import Config
 from samestep.data.batch import Moment
 from samestep.distributed.context import RunContext
 from samestep.errors import CheckpointError
+from samestep.evaluation.batchnorm import measure_batchnorm
+from samestep.evaluation.evaluate import Values
 from samestep.lanes.rng import INIT
 from samestep.optim.weight_average import RunningMean
+from samestep.run.origin import refuse_untrusted_task
 from samestep.run_setup import RunSetup
-from samestep.train.batchnorm import measure_batchnorm
-from samestep.train.evaluate import Values
-from samestep.train.origin import refuse_untrusted_task
 from samestep.train.task import Task, load_task
 from samestep.train.task_evaluation import TaskEvaluation
 

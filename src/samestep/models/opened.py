@@ -12,8 +12,8 @@ from samestep.errors import TaskError
 from samestep.lanes.plan import BatchPlan
 from samestep.lanes.rng import INIT
 from samestep.models.trained_model import Trained, load_trained
+from samestep.run.run_dir import config_of
 from samestep.run_setup import RunSetup
-from samestep.train.run_dir import config_of
 from samestep.train.task import Task
 
 

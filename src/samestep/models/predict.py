@@ -24,13 +24,13 @@ from samestep.data.sequential import SequentialSource
 from samestep.distributed.context import RunContext
 from samestep.distributed.health.activity import COMPUTE
 from samestep.errors import TaskError
+from samestep.evaluation.eval_mode import BufferSnapshot, refuse_changed
+from samestep.evaluation.eval_rows import views_of
 from samestep.models.opened import dataset_of, open_trained, refuse_without_embeddings
 from samestep.models.tables import INDEX, Column, Table, format_of, new_table
 from samestep.models.trained_model import Trained
 from samestep.run_setup import RunSetup
-from samestep.train.eval_mode import BufferSnapshot, refuse_changed
-from samestep.train.eval_rows import views_of
-from samestep.train.progress import SampleProgress
+from samestep.tracking.progress import SampleProgress
 
 _ONLY = "output"
 _PREDICTION = "prediction"

@@ -16,8 +16,8 @@ from samestep.checkpoint.state import require
 from samestep.checkpoint.weights import model_state
 from samestep.config import Config
 from samestep.errors import CheckpointError
-from samestep.train.origin import refuse_untrusted_task
-from samestep.train.run_dir import config_of
+from samestep.run.origin import refuse_untrusted_task
+from samestep.run.run_dir import config_of
 from samestep.train.task import Task, load_task
 
 

@@ -135,7 +135,7 @@ def seconds_per_sample(sweep: SweepConfig, trial: TrialRecord) -> float | None:
 
     Not of a step: batches of trials may differ.
     """
-    from samestep.train.time_report import read_times
+    from samestep.run.time_report import read_times
 
     found = []
     for run in runs_of(sweep, trial):

@@ -17,10 +17,10 @@ from samestep.environment.variables import withdraw
 from samestep.errors import TextError
 from samestep.parsing.json_text import parse_json
 from samestep.sweep.run_spec import override
-from samestep.train.tracking.contract import TrackedRun, Tracker
-from samestep.train.tracking.ids import TRACKER_IDS, TrackerIds
-from samestep.train.tracking.mlflow_run import MlflowRun
-from samestep.train.tracking.wandb_run import WandbRun
+from samestep.tracking.contract import TrackedRun, Tracker
+from samestep.tracking.ids import TRACKER_IDS, TrackerIds
+from samestep.tracking.mlflow_run import MlflowRun
+from samestep.tracking.wandb_run import WandbRun
 
 _WRITTEN = "written"
 """Beside the trackers' ids: which rows they have."""

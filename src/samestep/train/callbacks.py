@@ -9,14 +9,14 @@ import torch
 from torch import Tensor, nn
 
 from samestep.errors import TaskError
+from samestep.evaluation.eval_mode import evaluating
 from samestep.step.step import Step
 from samestep.step.step_log import StepRecord
-from samestep.train.eval_mode import evaluating
-from samestep.train.listeners import RunListener
+from samestep.tracking.listeners import RunListener
 
 if TYPE_CHECKING:
-    from samestep.train.evaluate import Values
-    from samestep.train.run import Run
+    from samestep.evaluation.evaluate import Values
+    from samestep.run.run import Run
 
 
 class FlopsUtilization(RunListener):

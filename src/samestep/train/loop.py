@@ -16,13 +16,13 @@ from samestep.checkpoint.ownership import naming_errors
 from samestep.config.schema import BestConfig
 from samestep.data.drawn import drawn
 from samestep.errors import PeerLost, TaskError
+from samestep.evaluation.evaluate import Values
+from samestep.evaluation.metric_names import console_text, refuse_double
+from samestep.run.run import Run
 from samestep.step.step import Step
 from samestep.step.step_log import StepRecord
-from samestep.train.evaluate import Values
-from samestep.train.listeners import RunListener
-from samestep.train.metric_names import console_text, refuse_double
-from samestep.train.progress import TrainingProgress
-from samestep.train.run import Run
+from samestep.tracking.listeners import RunListener
+from samestep.tracking.progress import TrainingProgress
 from samestep.train.task import Task, stepper
 from samestep.train.task_evaluation import TaskEvaluation
 from samestep.train.task_optim import choose_optimizers, choose_schedules

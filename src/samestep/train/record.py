@@ -19,10 +19,10 @@ from samestep.checkpoint.ownership import claim
 from samestep.data.batch import LaneBatch
 from samestep.errors import CheckpointError, TextError
 from samestep.parsing.json_text import read_json, read_json_lines
+from samestep.run.run import Run
+from samestep.run.state_tensors import dense, digest_of, state_tensors
 from samestep.step.step_log import StepRecord
-from samestep.train.listeners import RunListener
-from samestep.train.run import Run
-from samestep.train.state_tensors import dense, digest_of, state_tensors
+from samestep.tracking.listeners import RunListener
 from samestep.words import listed
 
 

@@ -25,15 +25,15 @@ from samestep.config import Config, override_config
 from samestep.distributed.health.activity import EVALUATE
 from samestep.environment.variables import process_environment, wake_path
 from samestep.errors import StepError, TaskError
-from samestep.train.evaluate import Values
-from samestep.train.listeners import RunListener
+from samestep.evaluation.evaluate import Values
+from samestep.run.run import Run
+from samestep.run.saved_files import SavedFiles
+from samestep.tracking.listeners import RunListener
 from samestep.train.record import Recorder
-from samestep.train.run import Run
-from samestep.train.saved_files import SavedFiles
 from samestep.train.trace import Tracer
 
 if TYPE_CHECKING:
-    from samestep.train.run import Run
+    from samestep.run.run import Run
 
 _PAUSE = 0.01
 _SECONDS_FOR_AN_ANSWER = 600.0

@@ -15,8 +15,8 @@ from samestep.distributed.context import create_run_context
 from samestep.distributed.hardware import detect_hardware
 from samestep.environment.variables import OVERRIDES, process_environment, script_overrides
 from samestep.errors import ConfigError, Mistake, TextError
+from samestep.run.run import Run
 from samestep.train.requests import requested
-from samestep.train.run import Run
 
 
 def _modules_of(frame: FrameType) -> list[nn.Module]:

@@ -17,11 +17,11 @@ from samestep.distributed.context import RunContext
 from samestep.errors import TaskError
 from samestep.optim.schedules import Schedule
 from samestep.parsing.files import is_file
+from samestep.parsing.python_file import import_file
 from samestep.step.global_batch import GlobalBatch
 from samestep.step.loss_terms import LossValue
 from samestep.step.step import Step
 from samestep.train.fold_data import joined_data, labels_in, with_all_data, with_fold
-from samestep.train.python_file import import_file
 from samestep.train.task_hooks import RunHooks, TrainedUses
 
 Loss = LossValue

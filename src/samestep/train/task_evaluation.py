@@ -10,12 +10,12 @@ from torch import nn
 
 from samestep.data.batch import Moment
 from samestep.errors import TaskError
+from samestep.evaluation.eval_rows import RetrievalEvaluator, RetrievalRequest
+from samestep.evaluation.evaluate import Evaluator, Values
+from samestep.evaluation.gathered import WholeSetEvaluator
+from samestep.evaluation.metrics import make_metrics, mergers_of
 from samestep.run_setup import RunSetup
-from samestep.train.eval_rows import RetrievalEvaluator, RetrievalRequest
-from samestep.train.evaluate import Evaluator, Values
-from samestep.train.metrics import make_metrics, mergers_of
 from samestep.train.task import Task
-from samestep.train.whole_set import WholeSetEvaluator
 
 
 class TaskEvaluation:

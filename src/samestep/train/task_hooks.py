@@ -11,10 +11,10 @@ from torch import nn
 from samestep.data.batch import LaneBatch
 from samestep.errors import TaskError
 from samestep.step.step import Step
-from samestep.train.listeners import RunListener
+from samestep.tracking.listeners import RunListener
 
 if TYPE_CHECKING:
-    from samestep.train.run import Run
+    from samestep.run.run import Run
 
 
 class RunHooks:

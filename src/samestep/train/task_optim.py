@@ -14,7 +14,7 @@ from samestep.errors import TaskError
 from samestep.optim.lr_scaling import describe_scaling, lr_factor
 from samestep.optim.optimizers import build_optimizers, describe_optimizer
 from samestep.optim.schedules import Schedule, build_schedules, describe_schedule
-from samestep.train.run import Run
+from samestep.run.run import Run
 from samestep.train.task import Task
 
 

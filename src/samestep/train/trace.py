@@ -23,12 +23,12 @@ from samestep.errors import CheckpointError
 from samestep.parsing.json_text import read_json_lines
 from samestep.parsing.numbers import whole_number
 from samestep.pytree import tensors
+from samestep.run.run import Run
+from samestep.run.state_tensors import dense, digest_of, named_modules, parameter_names, state_tensors, text_tensor
 from samestep.step.lane_scope import NO_LANE
 from samestep.step.lane_tensor import LaneTensor
 from samestep.step.step import Step
-from samestep.train.listeners import RunListener
-from samestep.train.run import Run
-from samestep.train.state_tensors import dense, digest_of, named_modules, parameter_names, state_tensors, text_tensor
+from samestep.tracking.listeners import RunListener
 
 BEFORE, LANE, SUM, AFTER = 0, 1, 2, 3
 """The parts of a step, in order: its state before it, its lanes, their sum, the update."""

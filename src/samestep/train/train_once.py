@@ -6,9 +6,9 @@ from pathlib import Path
 
 from samestep.config import Config
 from samestep.distributed.context import RunContext
+from samestep.run.run import Run
 from samestep.train.loop import Outcome, Training
 from samestep.train.requests import Observation
-from samestep.train.run import Run
 from samestep.train.task import load_task
 
 

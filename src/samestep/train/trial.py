@@ -12,7 +12,7 @@ from samestep.distributed.context import RunContext, create_run_context
 from samestep.distributed.logging import LOGGER, KeptLog
 from samestep.environment.hardware import Hardware
 from samestep.errors import PlanError
-from samestep.train.run import Run
+from samestep.run.run import Run
 from samestep.train.task import Task
 
 

@@ -8,11 +8,11 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from samestep.data.batch import Source
+from samestep.evaluation.evaluate import Values
 from samestep.optim.weight_average import Ema, Swa, WeightAverage
+from samestep.run.run import Run
 from samestep.step.step import Step
-from samestep.train.evaluate import Values
-from samestep.train.listeners import RunListener
-from samestep.train.run import Run
+from samestep.tracking.listeners import RunListener
 
 
 class TrainingAverages(RunListener):

@@ -16,9 +16,9 @@ from samestep.errors import ConfigError, Mistake, TextError
 from samestep.parsing.files import read_text
 from samestep.parsing.json_text import read_json_lines
 from samestep.parsing.limits import short
+from samestep.run.saved_files import Saved
+from samestep.run.state_tensors import MODULES
 from samestep.train.record import RunRecord
-from samestep.train.saved_files import Saved
-from samestep.train.state_tensors import MODULES
 from samestep.words import counted
 
 _BITS = {

@@ -9,8 +9,8 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
+from samestep.run.saved_files import Saved
 from samestep.train.record import RunRecord, read_state
-from samestep.train.saved_files import Saved
 from samestep.verify.compare import (
     Difference,
     file_difference,

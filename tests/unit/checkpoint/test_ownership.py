@@ -12,6 +12,8 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
+from samestep.bench.tuning.lr_curve import RangeTest
+from samestep.bench.tuning.lr_range_test import find_lr
 from samestep.checkpoint.ownership import claim, claim_empty, clear, marker_of
 from samestep.checkpoint.torch_file import write_torch_file
 from samestep.cli import app
@@ -19,10 +21,8 @@ from samestep.cli.starter import write_starter
 from samestep.config import load_config
 from samestep.errors import ConfigError, LaunchError, OutputError, RunDirError
 from samestep.launch.run.private_file import write_private
+from samestep.run.run_dir import RunDir
 from samestep.train.record import Recorder
-from samestep.train.run_dir import RunDir
-from samestep.tuning.lr_curve import RangeTest
-from samestep.tuning.lr_range_test import find_lr
 from samestep.verify.verify import _fresh_folder
 from tests.predicting import finished_run
 from tests.unit.contexts import TwoRanks

@@ -9,7 +9,7 @@ import torch
 
 from samestep.config import load_config
 from samestep.optim.precision import choose_precision
-from samestep.train.plan_report import without_effect
+from samestep.run.plan_report import without_effect
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda", 0)
 

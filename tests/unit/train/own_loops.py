@@ -13,8 +13,8 @@ from torch.optim import SGD
 from torch.utils.data import Dataset
 
 import samestep
+from samestep.run.run import Run
 from samestep.step.step import Step
-from samestep.train.run import Run
 
 
 class Noisy(Dataset[Any]):

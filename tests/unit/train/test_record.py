@@ -13,8 +13,8 @@ from torch.optim import SGD, Adam
 import samestep
 from samestep.checkpoint.state import RunState
 from samestep.errors import Stopped
+from samestep.run.state_tensors import state_tensors
 from samestep.train.record import Recorder, RunRecord, hash_state, read_state
-from samestep.train.state_tensors import state_tensors
 from tests.unit.train.own_loops import Noisy, Streams, losses, net, prepared, settings, squares
 
 

@@ -12,7 +12,7 @@ from torch.optim import SGD
 
 import samestep
 from samestep.errors import CheckpointError, Stopped
-from samestep.train.run import Run
+from samestep.run.run import Run
 from samestep.train.weight_averages import TrainingAverages
 from tests.unit.train.own_loops import Noisy, Streams, settings
 

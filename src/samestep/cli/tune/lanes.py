@@ -38,9 +38,9 @@ def lanes(
     Example: samestep tune lanes config.yaml --worlds 1,2
     """
     with guarded(), DeferredSignals():
+        from samestep.bench.tuning.recommend import Request, tune_lanes
         from samestep.config import load_config
         from samestep.launch.run.worlds import parse_counts, parse_worlds
-        from samestep.tuning.recommend import Request, tune_lanes
 
         wanted = parse_counts(lanes, "--lanes") if lanes else ()
         widths = parse_counts(parallel, "--parallel") if parallel else ()

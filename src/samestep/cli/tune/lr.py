@@ -18,8 +18,8 @@ from samestep.distributed.deferred_signals import DeferredSignals
 from samestep.errors import NO_SUGGESTION, MissingExtraError, RunDirError
 
 if TYPE_CHECKING:
+    from samestep.bench.tuning.lr_range_test import RangeTestResult
     from samestep.config import Config
-    from samestep.tuning.lr_range_test import RangeTestResult
 
 
 class Rule(str, Enum):
@@ -55,8 +55,8 @@ def lr(
     Example: samestep tune lr config.yaml --from 1e-5 --to 1 --write tuned.yaml
     """
     with guarded(), DeferredSignals():
+        from samestep.bench.tuning.lr_curve import RangeTest
         from samestep.config import load_config
-        from samestep.tuning.lr_curve import RangeTest
 
         test = RangeTest(smallest, largest, steps, smooth, stop_factor)
         loaded = load_config(config, overrides or [])
@@ -67,7 +67,7 @@ def lr(
         if write is not None:
             refuse_layer(write)
         with as_rank(loaded, context, local_rank) as place:
-            from samestep.tuning.lr_range_test import Target, find_lr
+            from samestep.bench.tuning.lr_range_test import Target, find_lr
 
             target = None if write is None else Target(config, overrides or [])
             found = find_lr(loaded, place, test, key, target)
@@ -118,8 +118,8 @@ def _show(found: RangeTestResult, written: dict[str, Any] | None, as_json: bool)
 
 def _keep(found: RangeTestResult, config: Config, written: dict[str, Any] | None, page: Path | None) -> None:
     """Write the numbers and the plots to the test's directory."""
+    from samestep.bench.tuning.lr_report import write_html, write_png
     from samestep.report.run_facts import run_facts
-    from samestep.tuning.lr_report import write_html, write_png
 
     title = f"{config.name}: loss over learning rate"
     document = json.dumps({**found.as_json(), "written": written}, indent=1)

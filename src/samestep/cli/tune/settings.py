@@ -18,7 +18,7 @@ from samestep.distributed.deferred_signals import DeferredSignals
 from samestep.environment.variables import process_environment
 
 if TYPE_CHECKING:
-    from samestep.tuning.recommend import Advised
+    from samestep.bench.tuning.recommend import Advised
 
 ConfigOption = Annotated[
     Path | None,
@@ -50,9 +50,9 @@ def settings(
     Example: samestep tune all config.yaml --write tuned.yaml
     """
     with guarded(), DeferredSignals(), _file_of(config, write) as file:
+        from samestep.bench.tuning.recommend import Request, tune_all
         from samestep.config import load_config
         from samestep.distributed.quick_hardware import quick_hardware
-        from samestep.tuning.recommend import Request, tune_all
 
         loaded = load_config(file, overrides or [])
         if quick and steps is None:

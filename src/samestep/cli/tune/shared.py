@@ -32,12 +32,12 @@ def measure(
 ) -> None:
     """Time variants of a config as a rank; what `samestep tune` starts."""
     with guarded(launched), DeferredSignals():
+        from samestep.bench.tuning.variants import from_text
         from samestep.config import load_config
-        from samestep.tuning.variants import from_text
 
         loaded, tried = load_config(config, overrides or []), from_text(variants)
         with as_rank(loaded, context, local_rank, needs_lanes=False) as place:
-            from samestep.tuning.timing import time_variants
+            from samestep.bench.tuning.timing import time_variants
 
             found = time_variants(loaded, place, tried, rounds, steps)
         if place.is_main:

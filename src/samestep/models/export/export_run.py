@@ -24,7 +24,7 @@ from samestep.models.export.examples import FORWARD, read_examples
 from samestep.models.export.formats import FORMATS, Format
 from samestep.models.export.subject import Runner, Subject, live_outputs, methods_to_keep
 from samestep.models.trained_model import Trained, load_trained
-from samestep.train.saver import versions
+from samestep.run.saver import versions
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,273 @@
+"""Times a training's steps with several settings, in turns on the same ranks.
+
+Each turn is a run with a new model in a temporary directory, warmed up before the clock starts. Only one holds
+memory at a time.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+import socket
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from samestep import pytree
+from samestep.bench.document import Document, machine_facts
+from samestep.bench.statistics import spread_of
+from samestep.bench.tuning.variants import Variant
+from samestep.config import Config, override_config
+from samestep.config.trial_runs import endless_run
+from samestep.distributed.context import RunContext
+from samestep.distributed.hardware import detect_hardware
+from samestep.distributed.signals import stopping_at_once
+from samestep.environment.cgroups import read_limits
+from samestep.errors import OutOfMemory, PlanError, PrecisionError
+from samestep.run.run import Run
+from samestep.step.step import Step
+from samestep.step.supported import lonely_samples
+from samestep.tracking.progress import TurnProgress
+from samestep.tracking.step_times import peak_memory
+from samestep.train.loop import Training
+from samestep.train.task import Task, load_task
+from samestep.train.trial import quiet_context, reading_once, refuse_small_data
+
+KIND = "tune"
+_WARM_UP = {"cuda": 24}
+"""Steps before the clock starts. On a GPU steps run eagerly at first, then are captured as graphs."""
+_WARM_UP_ELSEWHERE = 3
+_SECONDS = 1.0
+"""What the timed steps of a turn take together, about."""
+_FEWEST, _MOST = 5, 100
+"""Timed steps of a turn."""
+
+
+def time_variants(
+    config: Config, context: RunContext, tried: Sequence[Variant], rounds: int, steps: int | None
+) -> Document:
+    """Time each variant in rotating order. Every rank calls this and gets the same result.
+
+    Args:
+        config: The training's config.
+        context: This process's place among the ranks.
+        tried: What is compared; larger ones last, since a process's memory only grows.
+        rounds: Turns of each.
+        steps: Timed steps per turn; about a second's, if None.
+
+    Raises:
+        PlanError: The data does not have enough samples, or ends.
+    """
+    _refuse_widths(config, context, tried)
+    configs, failed = _configs_of(config, context.world, tried)
+    with (
+        stopping_at_once("the measurement", context.log.main) as check_stop,
+        TemporaryDirectory(prefix="samestep-tune-", ignore_cleanup_errors=True) as folder,
+        TurnProgress(rounds * len(configs), context.log, context.is_main) as progress,
+    ):
+        turns = _Turns(config, context, Path(folder), steps, check_stop)
+        for number in range(rounds):
+            first = number % max(1, len(configs))
+            for variant in [*configs][first:] + [*configs][:first]:
+                progress.begin(variant.label)
+                turns.take(variant, configs[variant])
+                progress.end()
+    failed |= turns.failed
+    rows = [
+        {"variant": one.label, "world": context.world, "failed": failed[one]}
+        if one in failed
+        else {"variant": one.label, **turns.row(one, configs[one])}
+        for one in tried
+    ]
+    facts = machine_facts(_described(context), context.gather(socket.gethostname()))
+    return Document(KIND, {**facts, **_sizes(turns.task, context.device)}, rows)
+
+
+def _refuse_widths(config: Config, context: RunContext, tried: Sequence[Variant]) -> None:
+    if not any(one.has("speed.parallel_lanes") for one in tried):
+        return
+    why = ""
+    if context.device.type != "cuda":
+        why = f"this rank runs on {context.device}, where a rank's lanes run one after the other"
+    elif config.speed.graph is False:
+        why = "speed.graph is false"
+    if why:
+        raise PlanError(f"--parallel is about lanes side by side in CUDA graphs, but {why}: leave it out")
+
+
+def _configs_of(
+    config: Config, world: int, tried: Sequence[Variant]
+) -> tuple[dict[Variant, Config], dict[Variant, str]]:
+    """Return the config of each variant, and why others cannot be run."""
+    found: dict[Variant, Config] = {}
+    failed: dict[Variant, str] = {}
+    for one in tried:
+        try:
+            changed = override_config(config, one.overrides)
+            changed.batch_plan(world)
+        except PlanError as error:
+            failed[one] = str(error)
+        else:
+            found[one] = changed
+    return found, failed
+
+
+class _Turn(NamedTuple):
+    seconds: float
+    """Of a step, on the slowest rank."""
+    peak_bytes: int
+    """Memory of the rank that held most."""
+
+
+class _Turns:
+    """Takes turns on this rank, and keeps what they took."""
+
+    def __init__(
+        self, config: Config, context: RunContext, folder: Path, steps: int | None, check_stop: Callable[[], None]
+    ) -> None:
+        self._context, self._folder, self._steps = context, folder, steps
+        self._check_stop = check_stop
+        self._hardware = detect_hardware()
+        self.task = reading_once(load_task(config))
+        self._taken: dict[Variant, list[_Turn]] = {}
+        self.failed: dict[Variant, str] = {}
+        """Why a variant could not be run."""
+        self._notes: dict[Variant, dict[str, None]] = {}
+        self._runs = 0
+
+    def take(self, variant: Variant, config: Config) -> None:
+        """Time some steps of a variant, unless it could not be run before."""
+        if variant in self.failed:
+            return
+        turn = None
+        try:
+            turn = self._run(variant, config)
+        except OutOfMemory as error:
+            if self._context.world > 1:
+                raise  # others may have had enough memory, and be waiting for this rank
+            self.failed[variant] = str(error).splitlines()[0]
+        except PrecisionError as error:  # which all ranks raise alike
+            self.failed[variant] = str(error).splitlines()[0]
+        gc.collect()
+        if turn is not None:
+            ranks = self._context.gather(turn)
+            slowest = _Turn(max(r.seconds for r in ranks), max(r.peak_bytes for r in ranks))
+            self._taken.setdefault(variant, []).append(slowest)
+
+    def row(self, variant: Variant, config: Config) -> dict[str, Any]:
+        """Return what was measured of a variant."""
+        world, taken = self._context.world, self._taken[variant]
+        plan, spread = config.batch_plan(world), spread_of([turn.seconds for turn in taken])
+        on_gpu = self._context.device.type == "cuda"
+        return {
+            "world": world,
+            "threads": self._context.threads,
+            "lanes": plan.lane_count,
+            "global_batch": plan.global_batch,
+            "seconds": [turn.seconds for turn in taken],
+            "median": spread.median,
+            "low": spread.low,
+            "high": spread.high,
+            # What a process held at most, it never forgets: on a CPU the first turn counts.
+            "peak_bytes": max(t.peak_bytes for t in taken) if on_gpu else taken[0].peak_bytes,
+            "notes": list(self._notes.get(variant, {})),
+        }
+
+    def _run(self, variant: Variant, config: Config) -> _Turn | None:
+        self._runs += 1
+        endless = endless_run(config, str(self._folder / str(self._runs)))
+        device = self._context.device
+        _reset_memory(device)
+        with quiet_context(endless, self._hardware) as (context, log), Run(endless, context) as run:
+            training = Training(run, self.task)
+            if self._runs == 1:
+                refuse_small_data(run, self.task)
+            lonely = lonely_samples([run.model], run.batch.lane_batch, 0)
+            if lonely:
+                self.failed[variant] = lonely
+                return None
+            with closing(training.steps()) as steps:
+                seconds = self._time(self._stoppable(steps))
+            on_gpu = device.type == "cuda"
+            peak = torch.cuda.max_memory_reserved(device) if on_gpu else peak_memory(device)
+        notes = self._notes.setdefault(variant, {})
+        notes |= dict.fromkeys(line for line in log.lines if line.startswith("speed."))
+        if endless.speed.compile:
+            torch.compiler.reset()  # or the shapes of all turns would count against one limit
+        return _Turn(seconds, peak)
+
+    def _time(self, steps: Iterator[Step]) -> float:
+        """Return the seconds of a step, after a warm-up."""
+        device = self._context.device
+        warm_up = _WARM_UP.get(device.type, _WARM_UP_ELSEWHERE)
+        _advance(steps, warm_up - 2)
+        estimate = _seconds_of(steps, 2, device)
+        if self._steps is None:
+            fitting = round(_SECONDS / estimate)
+            self._steps = self._context.broadcast(min(max(fitting, _FEWEST), _MOST))
+        return _seconds_of(steps, self._steps, device)
+
+    def _stoppable(self, steps: Iterator[Step]) -> Iterator[Step]:
+        for step in steps:
+            self._check_stop()
+            yield step
+
+
+def _advance(steps: Iterator[Step], count: int) -> None:
+    for done in range(count):
+        if next(steps, None) is None:
+            raise PlanError(
+                f"the training data ended after {done} of {count} steps to time: use data that can be "
+                "read again, or fewer --steps"
+            )
+
+
+def _seconds_of(steps: Iterator[Step], count: int, device: torch.device) -> float:
+    _wait_for(device)
+    began = time.perf_counter()
+    _advance(steps, count)
+    _wait_for(device)
+    return (time.perf_counter() - began) / count
+
+
+def _wait_for(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def _reset_memory(device: torch.device) -> None:
+    if device.type == "cuda":
+        # Reserved, not allocated: the memory of graphs is reserved for as long as they live.
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats(device)
+
+
+def _described(context: RunContext) -> str:
+    on_gpu = context.device.type == "cuda"
+    return torch.cuda.get_device_name(context.device) if on_gpu else str(context.device)
+
+
+def _sizes(task: Task, device: torch.device) -> Mapping[str, Any]:
+    """Return bytes of the data, of this machine's memory, and of what a rank computes in; None if not known."""
+    data = task.train_data()
+    samples = len(data) if hasattr(data, "__len__") else None
+    sample_bytes = None
+    if samples and hasattr(data, "__getitem__"):
+        found = pytree.leaves(data[0])
+        sample_bytes = sum(one.nbytes for one in found if isinstance(one, Tensor))
+    limit = read_limits().memory
+    physical = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    memory = physical if limit is None else min(physical, limit)
+    on_gpu = device.type == "cuda"
+    return {
+        "samples": samples,
+        "sample_bytes": sample_bytes or None,
+        "memory_bytes": memory,
+        "device_bytes": torch.cuda.get_device_properties(device).total_memory if on_gpu else memory,
+    }

@@ -1,0 +1,287 @@
+"""One examination: inspect this machine, join the other ranks, compare and test."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from itertools import takewhile
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from samestep.check.machine.agreement import check_agreement
+from samestep.check.machine.facts import Load, Machine, RankReport, inspect_machine, load_of, space_of
+from samestep.check.machine.findings import Examination, Finding, Place, at, merge, ok
+from samestep.check.machine.machine import check_cpus, check_disk, check_machine
+from samestep.check.machine.network import check_names, check_network, check_rendezvous, try_rendezvous
+from samestep.config import Config, DistributedConfig
+from samestep.config.schema import Same
+from samestep.distributed.placement import Placement, decide_placement
+from samestep.environment.interfaces import resolve
+from samestep.environment.launch import LaunchFacts, detect_launch
+from samestep.environment.variables import agent_serves_store, process_environment
+from samestep.errors import CollectiveMismatch, InitError, LaunchError, PeerLost, RankHung, SamestepError
+from samestep.words import counted
+
+_SECONDS = 30.0
+"""The longest wait for another rank: the doctor must not hang where a run would."""
+_MOST_NAMES = 32
+"""Host names that every rank resolves: enough to notice a difference."""
+
+_GROUP_CHECKS = ("host name", "master", "interfaces")
+"""Checks of what would only keep the process group from opening."""
+
+if TYPE_CHECKING:
+    from samestep.distributed.context import RunContext
+
+Show = Callable[[Examination], None]
+
+
+def examine(
+    config: Config | None, folder: Path | None, *, machine: Machine | None = None, show: Show = lambda examination: None
+) -> Examination:
+    """Everything that would go wrong with a run started like this process.
+
+    `show` is called where the result is to be printed: on rank 0, while the others wait, since a
+    launcher ends all ranks when one of them fails; or on each rank, where they could not join.
+    `machine` replaces what this rank sees.
+    """
+    environ = process_environment()
+    if machine is None:
+        machine = inspect_machine(environ, quick=config is None and not _is_rank(environ))
+    section = _bounded(config)
+    folder = (Path("runs") if config is None else config.run_path) if folder is None else folder
+    launch: LaunchFacts | None = None
+    try:
+        launch = detect_launch(environ)
+        place = decide_placement(section, machine.hardware, launch, _same(config))
+    except LaunchError as error:
+        report = _look_here(machine, config, folder, launch, None)
+        return _alone(report, launch, _contradictions(error), show)
+    report = _look_here(machine, config, folder, launch, place)
+    met, possible = _meet(place, environ, section.timeout)
+    if not possible:
+        return _alone(report, launch, met, show)
+    if config is None and place.world.value == 1 and not machine.hardware.device_count:
+        # Nothing is left that needs torch, which takes seconds to import.
+        examination = _examination([(report, tuple(met))], [_only_one()])
+        show(examination)
+        return examination
+    from samestep.distributed.context import create_run_context
+
+    try:
+        context = create_run_context(section, machine.hardware, launch, same=_same(config))
+    except (InitError, LaunchError) as error:
+        return _alone(report, launch, [*met, _not_opened(error)], show)
+    try:
+        with context:  # which explains why an exchange broke
+            examination = _together(context, report, met, place.master_addr.value, folder)
+            if context.is_main:
+                show(examination)
+            _wait_until_shown(context)
+    except (PeerLost, CollectiveMismatch, RankHung) as error:
+        return _alone(report, launch, [*met, _lost(error)], show)
+    return examination
+
+
+def _wait_until_shown(context: RunContext) -> None:
+    """A rank that is gone by now has reported everything it found."""
+    try:
+        context.barrier()
+    except PeerLost as error:
+        context.log.warn(f"after the examination, this rank {error}")
+
+
+def _bounded(config: Config | None) -> DistributedConfig:
+    """Return the config's section, with waits short enough for a person, and no fallback to one rank."""
+    section = DistributedConfig() if config is None else config.distributed
+    changes = {"timeout": min(section.timeout, _SECONDS), "on_init_failure": "fail"}
+    return section.model_copy(update=changes)
+
+
+def _same(config: Config | None) -> Same:
+    return "bits" if config is None else config.same
+
+
+def _look_here(
+    machine: Machine, config: Config | None, folder: Path, launch: LaunchFacts | None, place: Placement | None
+) -> RankReport:
+    """Return what this rank finds without the others."""
+    load = load_of(place, config)
+    findings = [
+        *check_launch(launch, machine),
+        *check_machine(machine, load),
+        *check_network(machine, load),
+        check_disk(str(folder), space_of(_existing(folder)), _refusal(_existing(folder))),
+    ]
+    compared = None
+    if config is not None:
+        from samestep.check.machine.fit import check_fit
+        from samestep.check.machine.planned import check_plan, digest
+
+        findings += [*check_plan(config, load), *check_fit(config, load, machine)]
+        compared = digest(config)
+    rank = 0 if place is None else place.rank.value
+    return RankReport(Place(rank, machine.host), machine, load, compared, tuple(findings))
+
+
+def check_launch(launch: LaunchFacts | None, machine: Machine) -> list[Finding]:
+    """Return who started this process, as what."""
+    if launch is None:  # contradictory, which is a separate finding
+        return []
+    if launch.external:
+        machines = counted(launch.nodes, "machine")
+        reason = launch.reasons["launcher"]
+        return [ok("launcher", f"{launch.launcher} ({reason}), {launch.world} ranks on {machines}")]
+    if "SLURM_JOB_ID" in machine.variables and "SLURM_STEP_ID" not in machine.variables:
+        return [
+            Finding(
+                "launcher",
+                "note",
+                launch.reasons["launcher"],
+                "this is one process, however many tasks the job has",
+                "start the ranks with srun: srun samestep train CONFIG",
+            )
+        ]
+    return [ok("launcher", f"none ({launch.reasons['launcher']})")]
+
+
+def _existing(folder: Path) -> Path:
+    """Return the folder, or the nearest existing one above it."""
+    return next((path for path in (folder, *folder.absolute().parents) if path.exists()), folder)
+
+
+def _refusal(folder: Path) -> str:
+    """Return why no file can be written to this folder; empty where it can."""
+    try:
+        with tempfile.TemporaryFile(dir=folder) as file:
+            file.write(b"samestep")
+    except OSError as error:
+        return error.strerror or str(error)
+    return ""
+
+
+def _meet(place: Placement, environ: Mapping[str, str], seconds: float) -> tuple[list[Finding], bool]:
+    """Return what this rank finds at the rendezvous, and whether the group can be opened there."""
+    address, port = place.master_addr.value, place.master_port.value
+    # With several ports of the job to choose from, opening the group finds the right one.
+    if place.world.value == 1 or address is None or port is None or place.more_ports:
+        return [], True
+    served = agent_serves_store(environ)
+    found = try_rendezvous(address, port, place.rank.value, served, seconds, place.one_machine)
+    return [check_rendezvous(found, load_of(place, None))], found.possible
+
+
+def _together(
+    context: RunContext, report: RankReport, met: list[Finding], master: str | None, folder: Path
+) -> Examination:
+    """Return what all ranks found, and what they find between them: the same on every rank."""
+    from samestep.check.machine.ranks import try_ranks
+
+    gathered = context.gather((report, tuple(met)))
+    if context.world == 1:
+        return _examination(gathered, [_only_one()])
+    places = [theirs.place for theirs, _ in gathered]
+    compared = _compare_names(context, places, master)
+    return _examination(gathered, [*compared, *try_ranks(context, places, folder)])
+
+
+def _examination(gathered: Sequence[tuple[RankReport, tuple[Finding, ...]]], between: Sequence[Finding]) -> Examination:
+    """Return what ranks found by themselves, how they agree, and what was found between them."""
+    reports = [report for report, _ in gathered]
+    places = [report.place for report in reports]
+    found = [
+        finding for report, met in gathered for finding in at(map(_disproved, (*report.findings, *met)), [report.place])
+    ]
+    found += at(check_agreement(reports), places)
+    found += at(between, places)
+    return Examination(merge(found), len(reports))
+
+
+def _is_rank(environ: Mapping[str, str]) -> bool:
+    try:
+        return detect_launch(environ).world > 1
+    except LaunchError:
+        return False  # which is a finding
+
+
+def _disproved(finding: Finding) -> Finding:
+    """Return what could keep the process group from opening is at most a note once it is open."""
+    if finding.check in _GROUP_CHECKS and finding.severity == "error":
+        return replace(finding, severity="note", why=f"this time ranks could connect; but {finding.why}")
+    return finding
+
+
+def _compare_names(context: RunContext, places: list[Place], master: str | None) -> list[Finding]:
+    hosts = sorted({place.host for place in places})
+    if len(hosts) == 1:
+        return []
+    names = [name for name in (master, *hosts[:_MOST_NAMES]) if name]
+    # Within the collectives' timeout even where no name server answers.
+    patience = min(4.0, _SECONDS / 3 / len(names))
+    resolved = context.gather({name: resolve(name, patience) for name in names})
+    return check_names(places, resolved)
+
+
+def _alone(report: RankReport, launch: LaunchFacts | None, wrong: list[Finding], show: Show) -> Examination:
+    """Return what this rank found by itself, since it cannot reach the others."""
+    rank, world = (None, 1) if launch is None else (launch.rank, launch.world)
+    found = [*wrong, *report.findings, _cpus_of_this_rank(report)]
+    places = [Place(rank or 0, report.machine.host)]
+    examination = Examination(merge(at(found, places)), world, rank, alone=True)
+    show(examination)
+    return examination
+
+
+def _cpus_of_this_rank(report: RankReport) -> Finding:
+    load: Load = report.load
+    ranks, machine = load.ranks_here, report.machine
+    return check_cpus(len(machine.cpus), machine.cpu_quota, ranks, ranks * load.threads, ranks * load.workers)
+
+
+def _only_one() -> Finding:
+    return Finding(
+        "ranks",
+        "note",
+        "one process: nothing between ranks was checked",
+        "most of what goes wrong in a distributed run goes wrong between ranks",
+        "start this command as you start the run, such as torchrun --nproc-per-node 2 -m samestep "
+        "check, or srun samestep check",
+    )
+
+
+def _contradictions(error: LaunchError) -> list[Finding]:
+    return [
+        Finding(
+            "launch",
+            "error",
+            line,
+            "a run started like this refuses to start",
+            "change the launch or the config accordingly",
+        )
+        for line in str(error).splitlines()
+    ]
+
+
+def _not_opened(error: Exception) -> Finding:
+    return Finding(
+        "process group",
+        "error",
+        str(error),
+        "no rank can continue without the others",
+        "look at the findings of every rank; most often a rank was not started, MASTER_ADDR "
+        "leads elsewhere, a firewall is between the machines, or GLOO_SOCKET_IFNAME is missing",
+    )
+
+
+def _lost(error: SamestepError) -> Finding:
+    # The stacks in a hang report are the doctor's own, and show nothing of the cause.
+    lines = takewhile(lambda line: "Python stack" not in line, str(error).splitlines())
+    return Finding(
+        "process group",
+        "error",
+        "it was opened, but then: " + "\n".join(lines),
+        "a run would end in the same way at its first exchange",
+        "look at the output of the other ranks; where all are still running, a firewall passes "
+        "the master's port but not those between the ranks",
+    )

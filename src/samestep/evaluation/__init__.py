@@ -1,0 +1,1 @@
+"""Evaluations over all ranks: exact metrics, gathered outputs, retrieval."""

@@ -1,0 +1,177 @@
+"""Exact metrics: accumulated per lane, merged in lane order."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from samestep.errors import TaskError
+from samestep.evaluation.metric_names import flatten
+from samestep.evaluation.metric_states import NestedStates, is_torchmetrics
+from samestep.lanes.rng import METRICS, RngStreams
+from samestep.pytree import move
+from samestep.step.loss_terms import Term
+
+LOSS = "val_loss"
+LaneState = tuple[dict[str, tuple[float, float]], dict[str, Any]]
+"""A lane's losses with what they were summed over, and its metrics' states; both by name."""
+
+
+class MetricMerger(Protocol):
+    """Copies one metric of a task for each lane, and merges it over them."""
+
+    def copy(self, device: torch.device, copies: dict[int, Any]) -> Any:
+        """Return a metric that has seen nothing yet; `copies` is deepcopy's memo of the lane."""
+
+    def state(self, metric: Any) -> Any:
+        """Return what other ranks need to know of a lane's copy, in host memory."""
+
+    def merge(self, lanes: Sequence[Any]) -> Any:
+        """One metric that has seen what all lanes have; their states are in lane order."""
+
+
+class WholeObjects:
+    """Merges objects with `merge_state(others)`, as torcheval's have, or `merge(other)`."""
+
+    def __init__(self, name: str, prototype: Any) -> None:
+        """Args:
+        name: The metric's name in the task.
+        prototype: The metric; it is neither updated nor changed.
+        """
+        self._name, self._prototype = name, prototype
+        self._refuse_unpicklable()  # now, and not after a first epoch
+
+    def copy(self, device: torch.device, copies: dict[int, Any]) -> Any:
+        copied = copy.deepcopy(self._prototype, copies)
+        return copied.to(device) if hasattr(copied, "to") else copied
+
+    def state(self, metric: Any) -> Any:
+        """Return the metric itself, with its tensors in host memory: other ranks may have other devices."""
+        host = torch.device("cpu")
+        if hasattr(metric, "to"):  # it may hold the device by name
+            return metric.to(host)
+        found = copy.copy(metric)
+        if hasattr(found, "__dict__"):
+            vars(found).update(move(vars(found), host))
+        return found
+
+    def _refuse_unpicklable(self) -> None:
+        try:
+            pickle.dumps(self._prototype)
+        except Exception as error:  # whatever the object's own code raises
+            raise TaskError(
+                f"metric {self._name}: {type(self._prototype).__name__} cannot be pickled, so no "
+                f"other rank can receive it: {error}"
+            ) from error
+
+    def merge(self, lanes: Sequence[Any]) -> Any:
+        first, *others = lanes
+        if hasattr(first, "merge_state"):
+            first.merge_state(others)
+        else:
+            for other in others:
+                first.merge(other)
+        return first
+
+
+def mergers_of(metrics: Mapping[str, Any]) -> dict[str, MetricMerger]:
+    """Return how each metric is merged.
+
+    Args:
+        metrics: What a task's `metrics` returned.
+
+    Raises:
+        TaskError: Naming a metric that cannot be merged, and why.
+    """
+    for name in (LOSS, "step", "epoch"):
+        if name in metrics:
+            raise TaskError(f"a metric is called {name}, as a value of each evaluation: rename it")
+    return {name: _merger(name, metric) for name, metric in metrics.items()}
+
+
+def _merger(name: str, metric: Any) -> MetricMerger:
+    if is_torchmetrics(metric):
+        return NestedStates(name, metric)
+    kind = type(metric).__name__
+    missing = [key for key in ("update", "compute") if not callable(getattr(metric, key, None))]
+    if missing:
+        raise TaskError(f"metric {name} is a {kind}, which has no {' and no '.join(missing)}")
+    if not any(callable(getattr(metric, key, None)) for key in ("merge_state", "merge")):
+        raise TaskError(
+            f"metric {name}: {kind} cannot be merged over lanes. Give it merge(self, other), which "
+            "adds what another lane's copy has seen, or derive it from torchmetrics.Metric"
+        )
+    return WholeObjects(name, metric)
+
+
+def make_metrics(make: Callable[[], Mapping[str, Any]], rng: RngStreams, step: int) -> Any:
+    """Return a task's metrics for one evaluation, made with the same draws on every rank.
+
+    Args:
+        make: The task's `metrics`.
+        rng: The run's streams.
+        step: The step after which is measured.
+    """
+    rng.enter(METRICS, at=(step,))
+    return make()
+
+
+class LaneMetrics:
+    """One lane's metrics and loss, over all batches of an evaluation."""
+
+    def __init__(self, mergers: Mapping[str, MetricMerger], device: torch.device) -> None:
+        self._mergers = mergers
+        copies: dict[int, Any] = {}
+        self.metrics = {name: merger.copy(device, copies) for name, merger in mergers.items()}
+        self._device = device
+        self._losses: dict[str, Tensor] = {}
+
+    def add_loss(self, value: Term | Mapping[str, Term]) -> None:
+        """Add what a batch's loss was, with its count; one or several by name."""
+        named = value if isinstance(value, Mapping) else {"": value}
+        for name, pair in named.items():
+            at = self._losses.setdefault(name, torch.zeros(2, dtype=torch.float64, device=self._device))
+            for place, number in enumerate(pair):
+                at[place] += torch.as_tensor(number).detach()
+
+    def state(self) -> LaneState:
+        """Return what other ranks need to know of this lane. This waits for the device."""
+        metrics = self.metrics.items()
+        states = {name: self._mergers[name].state(metric) for name, metric in metrics}
+        losses = {name: tuple(pair.tolist()) for name, pair in self._losses.items()}
+        return losses, states
+
+
+def merge_lanes(
+    mergers: Mapping[str, MetricMerger], lanes: Sequence[LaneState], weights: Mapping[str, float] | None = None
+) -> dict[str, float | list[float]]:
+    """Return the values over all lanes: `val_loss` and every metric, by name.
+
+    Args:
+        mergers: How each metric is merged.
+        lanes: What `LaneMetrics.state` returned, in lane order.
+        weights: Of losses with names.
+    """
+    found: dict[str, Any] = _mean_losses([losses for losses, _ in lanes], weights or {})
+    for name, merger in mergers.items():
+        found[name] = merger.merge([states[name] for _, states in lanes]).compute()
+    return flatten(found)
+
+
+def _mean_losses(lanes: Sequence[Mapping[str, tuple[float, float]]], weights: Mapping[str, float]) -> dict[str, float]:
+    """`val_loss`, and `val_loss/NAME` for each loss that has a name."""
+    means: dict[str, float] = {}
+    for name in dict.fromkeys(name for lane in lanes for name in lane):
+        pairs = [lane[name] for lane in lanes if name in lane]
+        count = sum(pair[1] for pair in pairs)
+        if count:
+            means[name] = sum(pair[0] for pair in pairs) / count
+    if not means or "" in means:
+        return {LOSS: means[""]} if means else {}
+    whole = sum(weights.get(name, 1.0) * mean for name, mean in means.items())
+    return {LOSS: whole, **{f"{LOSS}/{name}": mean for name, mean in means.items()}}

@@ -1,0 +1,5 @@
+"""Exact retrieval metrics of embeddings."""
+
+from samestep.evaluation.retrieval.measures import measure
+
+__all__ = ["measure"]

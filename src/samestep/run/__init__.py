@@ -1,0 +1,1 @@
+"""One run: its directory, steps, saves and end, whatever loop drives it."""
