@@ -241,10 +241,10 @@ def test_no_module_is_called_utils() -> None:
 
 def test_the_public_names_are_these() -> None:
     assert samestep.__all__ == [
-        "Concatenate", "Config", "DistributedConfig", "LaneBatch", "Order", "Run", "RunContext", "RunListener",
-        "SamestepError", "Schedule", "Step", "StepRecord", "Task", "TrackedRun", "Tracker", "UserError",
+        "Concatenate", "Config", "DistributedConfig", "Generated", "LaneBatch", "Order", "Run", "RunContext", "RunListener",
+        "SamestepError", "Schedule", "Step", "StepRecord", "Strided", "Task", "TrackedRun", "Tracker", "UserError",
         "benchmark_strong_scaling", "benchmark_weak_scaling", "callbacks", "create_run_context",
-        "detect_hardware", "drawn", "errors", "load_config", "losses", "notebook_launcher", "orders", "retrieval", "start", "strided", "train_once",
+        "detect_hardware", "errors", "load_config", "losses", "notebook_launcher", "orders", "retrieval", "start", "train_once",
     ]  # fmt: skip
     for name in samestep.__all__:
         assert getattr(samestep, name) is not None

@@ -15,7 +15,7 @@ from measures import Means, OfTheWeights, identity_error
 from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
-from samestep import LaneBatch, RunContext, Task, drawn
+from samestep import Generated, LaneBatch, RunContext, Task
 from samestep.errors import TaskError
 
 MASKS = {
@@ -38,8 +38,8 @@ class ExperimentTask(Task):
         """The same kernels on every rank: for products this small, mkldnn took three times as long."""
         torch.backends.mkldnn.set_flags(False)
 
-    def train_data(self) -> drawn:
-        return drawn(lambda generator, size: (self._experiment.draw(generator, size),))
+    def train_data(self) -> Generated:
+        return Generated(lambda generator, size: (self._experiment.draw(generator, size),))
 
     def valid_data(self) -> TensorDataset:
         generator = torch.Generator().manual_seed(_VALID_SEED)

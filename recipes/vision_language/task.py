@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.optim import AdamW, Optimizer
 from torch.optim.lr_scheduler import LambdaLR
 
-from samestep import LaneBatch, Schedule, Task, drawn
+from samestep import Generated, LaneBatch, Schedule, Task
 
 
 def get_batch(generator: torch.Generator, size: int) -> tuple[Tensor, Tensor]:
@@ -39,8 +39,8 @@ class Captions(Task):
     def model(self) -> Captioner:
         return Captioner(**self._sizes)
 
-    def train_data(self) -> drawn:
-        return drawn(get_batch)
+    def train_data(self) -> Generated:
+        return Generated(get_batch)
 
     def optimizers(self, model: nn.Module) -> Optimizer:
         # Fused: on a GPU nothing waits to learn whether a step overflowed.

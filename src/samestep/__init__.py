@@ -30,8 +30,8 @@ if TYPE_CHECKING:
     from samestep.config import load_config as load_config
     from samestep.data import orders as orders
     from samestep.data.batch import LaneBatch as LaneBatch
-    from samestep.data.drawn import drawn as drawn
-    from samestep.data.iterable import strided as strided
+    from samestep.data.generated import Generated as Generated
+    from samestep.data.iterable import Strided as Strided
     from samestep.data.orders import Order as Order
     from samestep.distributed.context import RunContext as RunContext
     from samestep.distributed.context import create_run_context as create_run_context
@@ -58,6 +58,7 @@ _MODULES = {
     "Concatenate": "samestep.reduce.buffer_slots",
     "Config": "samestep.config",
     "DistributedConfig": "samestep.config",
+    "Generated": "samestep.data.generated",
     "LaneBatch": "samestep.data.batch",
     "Order": "samestep.data.orders",
     "Run": "samestep.run.run",
@@ -67,6 +68,7 @@ _MODULES = {
     "Schedule": "samestep.optim.schedules",
     "Step": "samestep.step.step",
     "StepRecord": "samestep.step.step_log",
+    "Strided": "samestep.data.iterable",
     "Task": "samestep.train.task",
     "TrackedRun": "samestep.tracking.contract",
     "Tracker": "samestep.tracking.contract",
@@ -76,7 +78,6 @@ _MODULES = {
     "callbacks": "samestep.train",
     "create_run_context": "samestep.distributed.context",
     "detect_hardware": "samestep.distributed.hardware",
-    "drawn": "samestep.data.drawn",
     "errors": "samestep",
     "load_config": "samestep.config",
     "losses": "samestep",
@@ -84,7 +85,6 @@ _MODULES = {
     "orders": "samestep.data",
     "retrieval": "samestep.evaluation",
     "start": "samestep.train.start",
-    "strided": "samestep.data.iterable",
     "train_once": "samestep.train.train_once",
 }
 

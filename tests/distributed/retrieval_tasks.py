@@ -85,7 +85,7 @@ class Gathered(Judged):
             return rows[1:]
         return {"rows": rows, "y": batch.y, "ids": torch.tensor(batch.ids)}
 
-    def evaluate_whole(self, outputs: Any) -> Any:
+    def evaluate_gathered(self, outputs: Any) -> Any:
         assert outputs["ids"].tolist() == list(range(301)), "in the order of the dataset"
         if self.kind == "nothing":
             return {}

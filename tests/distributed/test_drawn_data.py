@@ -12,8 +12,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from samestep.data.drawn import drawn
-from samestep.data.iterable import strided
+from samestep.data.generated import Generated
+from samestep.data.iterable import Strided
 from samestep.errors import Stopped, TaskError, UserError
 from tests.distributed.test_own_loops import _digest, _keys, _net
 from tests.ranks import run_ranks
@@ -39,9 +39,9 @@ def _train(folder: str, kind: str, stop: int | None = None, **changes: Any) -> t
 
     seen: list[str] = []
     model = _net()
-    data: Any = strided(pairs)
+    data: Any = Strided(pairs)
     if kind != "generator":
-        data = samestep.drawn(get_batch, steps_per_epoch=3 if kind == "epochs" else None)
+        data = samestep.Generated(get_batch, steps_per_epoch=3 if kind == "epochs" else None)
     length: dict[str, Any] = {"epochs": 3} if kind == "epochs" else {"epochs": None, "steps": 7}
     if kind == "workers":
         length["loader"] = {"workers": 2}
@@ -105,9 +105,9 @@ def _misuse(folder: str, kind: str) -> str:
     import samestep
 
     length: dict[str, Any] = {} if kind == "endless" else {"epochs": None, "steps": 2}
-    data: Any = samestep.drawn(get_batch)
+    data: Any = samestep.Generated(get_batch)
     if kind == "too few":
-        data = samestep.drawn(lambda generator, size: torch.zeros(2, 8))
+        data = samestep.Generated(lambda generator, size: torch.zeros(2, 8))
     if kind == "generator object":
         data = pairs()
     try:
@@ -128,7 +128,7 @@ def _misuse(folder: str, kind: str) -> str:
         ("endless", "what a function draws has no end: set steps"),
         ("too few", "asked for 4 samples, the size of a lane, and returned tensors with 2 rows"),
         ("collate", "takes no order or collate"),
-        ("generator object", "the function of a generator, in samestep.strided"),
+        ("generator object", "the function of a generator, in samestep.Strided"),
     ],
 )
 def test_draws_that_are_no_run_are_refused(kind: str, words: str, tmp_path: Path) -> None:
@@ -137,8 +137,8 @@ def test_draws_that_are_no_run_are_refused(kind: str, words: str, tmp_path: Path
 
 def test_what_could_be_read_only_once_is_refused() -> None:
     with pytest.raises(TaskError, match="can be read only once"):
-        strided(pairs())
+        Strided(pairs())
     with pytest.raises(TaskError, match=r"<lambda>\(generator, size\)"):
-        drawn(lambda split: split)  # type: ignore[arg-type, misc]
+        Generated(lambda split: split)  # type: ignore[arg-type, misc]
     with pytest.raises(TaskError, match="steps_per_epoch=0"):
-        drawn(get_batch, 0)
+        Generated(get_batch, 0)

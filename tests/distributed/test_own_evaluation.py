@@ -34,7 +34,7 @@ def _measured(run: Any, model: nn.Module, loader: DataLoader[Any]) -> tuple[Any,
     losses: list[Any] = []
     numbers: list[Any] = []
     right = 0
-    for x, y in run.batches(loader):
+    for x, y in run.eval_batches(loader):
         assert x.device == run.device
         assert not model.training
         assert not torch.is_grad_enabled()
@@ -101,7 +101,7 @@ def _few(folder: str) -> list[Any]:
     with samestep.start(**_keys(folder, checkpoint={"enabled": False})) as run:
         model = _net()
         run.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
-        rows = [x for (x,) in run.batches(TensorDataset(torch.arange(5.0)))]
+        rows = [x for (x,) in run.eval_batches(TensorDataset(torch.arange(5.0)))]
         return [run.gather(rows).tolist(), run.reduce([row.sum() for row in rows]).item()]
 
 
@@ -110,7 +110,7 @@ def _wrapped(folder: str, same: str) -> tuple[Any, ...]:
 
     with samestep.start(**_keys(folder, same=same, epochs=1, checkpoint={"enabled": False})) as run:
         for model in _stepped(run):
-            rows = [model(x) for x, _ in run.batches(_valid(batch_size=40))]
+            rows = [model(x) for x, _ in run.eval_batches(_valid(batch_size=40))]
         return len(run.gather(rows)), run.reduce(len(rows))
 
 
@@ -152,7 +152,7 @@ def _misuse(folder: str, kind: str) -> str:
             model = Restless() if kind == "buffer" else _net()
             optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
             if kind == "unprepared":
-                next(iter(run.batches(_valid())))
+                next(iter(run.eval_batches(_valid())))
             run.prepare(model, optimizer)
             if kind == "in a lane":
                 for step in run.steps(_loader()):
@@ -165,7 +165,7 @@ def _misuse(folder: str, kind: str) -> str:
             if kind == "sampler":
                 values = {"sampler": SubsetRandomSampler([1, 2])}
             rows = []
-            for x, _ in run.batches(_valid(**values)):
+            for x, _ in run.eval_batches(_valid(**values)):
                 rows.append(model(x))
                 if kind == "inside":
                     run.gather(rows)
@@ -212,7 +212,7 @@ def _afterwards(folder: str) -> list[float]:
 
     with samestep.start(**_keys(folder, steps=2, epochs=None, checkpoint={"enabled": False})) as run:
         for _ in _stepped(run):
-            rows = [x[:, 0] for x, _ in run.batches(_valid())]
+            rows = [x[:, 0] for x, _ in run.eval_batches(_valid())]
         return run.gather(rows).tolist()  # type: ignore[no-any-return]
 
 

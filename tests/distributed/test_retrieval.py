@@ -144,7 +144,7 @@ def test_a_metric_of_the_whole_set_is_computed_once_for_all_ranks(tmp_path: Path
     ("kind", "message"),
     [
         ("short", "eval_outputs must return tensors with a row for each of a batch's 4 samples"),
-        ("nothing", "evaluate_whole must return values by name"),
+        ("nothing", "evaluate_gathered must return values by name"),
     ],
 )
 def test_mistakes_in_what_is_gathered(kind: str, message: str, tmp_path: Path) -> None:

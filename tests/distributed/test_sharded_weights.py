@@ -110,7 +110,7 @@ def _train(folder: str, shard: str, stop: int | None = None, more: Any = None) -
 def _evaluated(run: samestep.Run, model: nn.Module) -> list[float]:
     """A loop over validation data that calls the model twice for each batch; 13 batches for 8 lanes."""
     found = []
-    for x, y in run.batches(_tensors(4, 37)):
+    for x, y in run.eval_batches(_tensors(4, 37)):
         found.append((model(x) + model(x.flip(1))).argmax(1) == y)
     return [float(run.gather(found).sum())]
 
@@ -241,7 +241,7 @@ def _do(folder: str, kind: str) -> None:
         early = Ema(model, EmaConfig(decay=0.9), None, run.context.collectives)
         model, optimizer, data = run.prepare(model, optimizer, data)
         if kind == "iterable data":
-            data = samestep.strided(list(_tensors(3, SAMPLES)))
+            data = samestep.Strided(list(_tensors(3, SAMPLES)))
         if kind == "a gradient":
             for x, _ in data:
                 torch.autograd.grad(model(x.requires_grad_()).sum(), x)
@@ -267,7 +267,7 @@ def _do(folder: str, kind: str) -> None:
             if kind == "rows of a step":
                 run.gather([torch.zeros(3)])
             if kind == "a left loop":
-                for _ in run.batches(_tensors(4, 37)):
+                for _ in run.eval_batches(_tensors(4, 37)):
                     break
             if kind == "an early average":
                 run.register("slow", early)

@@ -30,7 +30,7 @@ class Job:
 
 
 @dataclass(frozen=True)
-class Answer:
+class PruneDecision:
     """How a rank ended."""
 
     end: str
@@ -40,7 +40,7 @@ class Answer:
     """Whether it failed by one of our own errors, such as the news that another rank did."""
 
 
-def train_rank(job: Job) -> Answer:
+def train_rank(job: Job) -> PruneDecision:
     """Train as a rank of whatever started this process."""
     from samestep.errors import SamestepError, Stopped, UserError
 
@@ -48,12 +48,12 @@ def train_rank(job: Job) -> Answer:
     try:
         _train(job)
     except Stopped:
-        return Answer("stopped")
+        return PruneDecision("stopped")
     except UserError as error:
-        return Answer("refused", str(error))
+        return PruneDecision("refused", str(error))
     except Exception as error:
-        return Answer("failed", traceback.format_exc(), isinstance(error, SamestepError))
-    return Answer("done")
+        return PruneDecision("failed", traceback.format_exc(), isinstance(error, SamestepError))
+    return PruneDecision("done")
 
 
 def _train(job: Job) -> None:

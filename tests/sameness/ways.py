@@ -14,7 +14,7 @@ from tests.cli import processes
 from tests.preloaded.client import ROOT
 from tests.ranks import answers_of_ranks
 from tests.sameness.case import Case
-from tests.sameness.rank import Answer, Job, train_rank
+from tests.sameness.rank import Job, PruneDecision, train_rank
 
 SECONDS = 240.0
 """For the ranks of one run, on a machine that is busy with others."""
@@ -118,12 +118,12 @@ def _job(case: Case, way: Way, world: int, folder: Path, device: str, saves: boo
     return Job(config, str(folder), case.source if case.is_loop else "")
 
 
-def _forked(job: Job, world: int) -> list[Answer]:
+def _forked(job: Job, world: int) -> list[PruneDecision]:
     said = answers_of_ranks(train_rank, world, job, seconds=SECONDS)
-    return [answer if ok else Answer("failed", answer, by_samestep=True) for ok, answer in said]
+    return [answer if ok else PruneDecision("failed", answer, by_samestep=True) for ok, answer in said]
 
 
-def _by_torchrun(job: Job, world: int) -> list[Answer]:
+def _by_torchrun(job: Job, world: int) -> list[PruneDecision]:
     """By the real launcher, whose processes a server forks: they need not import torch again."""
     folder = Path(job.folder)
     folder.mkdir(parents=True)
@@ -134,11 +134,11 @@ def _by_torchrun(job: Job, world: int) -> list[Answer]:
     done = processes.run([sys.executable, "-m", *launcher, str(script), str(file)], cwd=folder, seconds=SECONDS)
     files = [folder / f"answer-{rank}.json" for rank in range(world)]
     if not all(path.exists() for path in files):
-        return [Answer("failed", done.stdout + done.stderr)]
-    return [Answer(**json.loads(path.read_text())) for path in files]
+        return [PruneDecision("failed", done.stdout + done.stderr)]
+    return [PruneDecision(**json.loads(path.read_text())) for path in files]
 
 
-def _ended(answers: Sequence[Answer], folder: Path) -> Ended:
+def _ended(answers: Sequence[PruneDecision], folder: Path) -> Ended:
     ends = {answer.end for answer in answers}
     if ends == {"done"}:
         return Ended("done", record=folder / "record")

@@ -106,7 +106,7 @@ def main():
         model.train()
         return out
 
-    for step, (x, y) in run.enumerate(samestep.drawn(lambda _, n: get_batch("train", n))):
+    for step, (x, y) in run.enumerate(samestep.Generated(lambda _, n: get_batch("train", n))):
         for group in optimizer.param_groups:
             group["lr"] = get_lr(args, step)
         _, loss = model(x, y)

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from filelock import FileLock, Timeout
 
-from samestep.checkpoint.ownership import naming_errors
+from samestep.checkpoint.ownership import reraise_os_errors
 from samestep.errors import RunDirError, TextError
 from samestep.parsing.files import read_text
 
@@ -68,7 +68,7 @@ class DirectoryLock:
         path = folder / name
         self._path, self._what = path, what
         self._thread: threading.Thread | None = None
-        with naming_errors(folder):
+        with reraise_os_errors(folder):
             path.open("a").close()
         # A soft lock would outlive a killed process: without flock there is no lock at all.
         self._lock = FileLock(path, fallback_to_soft=False, thread_local=False)
@@ -91,7 +91,7 @@ class DirectoryLock:
         self._text = f"process {os.getpid()} on {socket.gethostname()} since {since}\n"
         if beats:
             self._text += f"{secrets.token_hex(8)}\n"  # a process has its number again some day
-        with naming_errors(folder):
+        with reraise_os_errors(folder):
             path.write_text(self._text, encoding="utf-8")
         if beats:
             self._released = threading.Event()

@@ -36,7 +36,7 @@ def claim(folder: Path, *inside: str, purpose: Purpose = "run") -> Path:
     Raises:
         RunDirError: if it holds other files and no marker, or cannot be written.
     """
-    with naming_errors(folder):
+    with reraise_os_errors(folder):
         folder.mkdir(parents=True, exist_ok=True)
         _refuse_other_owner(folder)
         if not _is_marked(folder, purpose):
@@ -83,7 +83,7 @@ def clear(folder: Path, purpose: Purpose) -> None:
         return
     claim(folder, purpose=purpose)
     marker = marker_of(folder, purpose)
-    with naming_errors(folder):
+    with reraise_os_errors(folder):
         for path in folder.iterdir():
             if path == marker:
                 continue
@@ -119,7 +119,7 @@ def marker_of(folder: Path, purpose: Purpose = "run") -> Path:
 
 
 @contextmanager
-def naming_errors(folder: Path) -> Iterator[None]:
+def reraise_os_errors(folder: Path) -> Iterator[None]:
     """Turn what the file system refuses into an error that names the directory."""
     try:
         yield

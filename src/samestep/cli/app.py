@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from typer.core import TyperCommand, TyperGroup
 
-from samestep.cli.script_words import split_words
+from samestep.cli.script_args import split_args
 from samestep.environment.launch import detect_launch
 from samestep.environment.variables import has_agent, process_environment, report_pipe, take_ending_process
 from samestep.errors import LaunchError, PeerLost, SamestepError, Stopped
@@ -67,7 +67,7 @@ class TakesScript(TyperCommand):
             if parameter.param_type_name == "option"
             for name in (*parameter.opts, *parameter.secondary_opts)
         }
-        found = split_words(args, options, self.takes_any)
+        found = split_args(args, options, self.takes_any)
         if found is not None:
             args, ctx.meta[_ARGUMENTS] = found.ours, found.arguments
         ctx.meta[_WORDS] = tuple(args)

@@ -23,7 +23,7 @@ from samestep.cli.app import (
     script_arguments,
     typed_options,
 )
-from samestep.cli.script_words import MODULE_OPTION
+from samestep.cli.script_args import MODULE_OPTION
 from samestep.distributed.deferred_signals import DeferredSignals
 from samestep.environment.variables import exporting, process_environment
 from samestep.errors import LaunchError

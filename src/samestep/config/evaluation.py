@@ -53,7 +53,7 @@ class EvaluationConfig(Section):
     mode: Literal["sharded", "rank0", "gather", "retrieval"] = Field(
         "sharded",
         description="lanes over all ranks, or all lanes on rank 0, with the same result; gather: the task's "
-        "evaluate_whole, once; retrieval: nearest neighbours of embeddings",
+        "evaluate_gathered, once; retrieval: nearest neighbours of embeddings",
     )
     every_epochs: Epochs | None = Field(1, description="evaluate after every n epochs")
     every_steps: Steps | None = Field(None, description="evaluate after every n steps")

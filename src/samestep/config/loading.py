@@ -11,7 +11,7 @@ from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
 from samestep.config.aliases import apply_aliases
-from samestep.config.contradictions import contradictions
+from samestep.config.cross_field import contradictions
 from samestep.config.reference import accepted_values, section_at, section_of, suggest_key
 from samestep.config.references import References, has_references
 from samestep.config.schema import Config

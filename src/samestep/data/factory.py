@@ -7,7 +7,7 @@ from typing import Any
 
 from samestep.data.batch import Collate, LaneBatch, Position, Source
 from samestep.data.device import DeviceCopies
-from samestep.data.drawn import drawn, drawn_source
+from samestep.data.generated import Generated, generated_source
 from samestep.data.iterable import StreamSource
 from samestep.data.map_style import MapSource, is_map_style
 from samestep.data.orders import Order, shuffled
@@ -28,10 +28,10 @@ def open_source(
         collate: Makes a batch of a list of samples; torch's default unless given.
         digest: Whether samples of iterable data get digests as their ids.
     """
-    if isinstance(dataset, drawn):
+    if isinstance(dataset, Generated):
         if order is not None or collate is not None:
-            raise TaskError("samestep.drawn makes whole batches: it takes no order or collate function")
-        return drawn_source(setup, dataset)
+            raise TaskError("samestep.Generated makes whole batches: it takes no order or collate function")
+        return generated_source(setup, dataset)
     if not is_map_style(dataset):
         return StreamSource(setup, dataset, collate, digest=digest)
     config = setup.config

@@ -1,7 +1,7 @@
 """Lane batches of iterable data: one stream per lane.
 
 A dataset can shard itself by offering `lane_stream(lane, lanes, seed, epoch)`, an iterable
-over that lane's samples. Hugging Face iterable datasets are split by lane. `strided` makes
+over that lane's samples. Hugging Face iterable datasets are split by lane. `Strided` makes
 lane streams of any deterministic iterable, at the price of reading it once per lane.
 
 A resumed run starts in the middle of its streams. A stream with `state_dict()` and
@@ -54,7 +54,7 @@ class _Resumable(Protocol):
     def load_state_dict(self, state: Any, /) -> Any: ...
 
 
-class strided:  # noqa: N801 - reads as a verb where it is used
+class Strided:
     """Every lane takes each n-th sample of an iterable that can be read again, n being the lanes.
 
     Each lane reads the whole iterable and skips the others' samples. The iterable must yield
@@ -68,13 +68,13 @@ class strided:  # noqa: N801 - reads as a verb where it is used
             with open("corpus.txt") as file:
                 yield from map(encode, file)
 
-        for step in run.steps(samestep.strided(lines)): ...
+        for step in run.steps(samestep.Strided(lines)): ...
     """
 
     def __init__(self, samples: Iterable[Any] | Callable[[], Iterable[Any]]) -> None:
         if isinstance(samples, Iterator):
             raise TaskError(
-                f"samestep.strided got a {type(samples).__name__}, which can be read only once, and every lane "
+                f"samestep.Strided got a {type(samples).__name__}, which can be read only once, and every lane "
                 "reads it, again when a run resumes: give it the function that makes it, without calling it"
             )
         self._samples = samples
@@ -106,7 +106,7 @@ def lane_streams(dataset: Any) -> LaneStreams:
         f"{type(dataset).__name__} has no length, so it is read as lane streams, but it does not "
         "define how. Give it a method lane_stream(lane, lanes, seed, epoch), use a Hugging Face "
         "iterable dataset, or wrap a deterministic iterable, or the function of a generator, in "
-        "samestep.strided(...)"
+        "samestep.Strided(...)"
     )
 
 

@@ -1,4 +1,4 @@
-"""From a placement to an open process group: meet, introduce, agree, open."""
+"""From a placement to an open process group: meet, exchange_rank_info, agree, open."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from samestep.config import DistributedConfig
 from samestep.distributed.hardware import gpu_id
 from samestep.distributed.logging import RankLog
 from samestep.distributed.placement import Placement
-from samestep.distributed.rendezvous import Introduction, introduce
+from samestep.distributed.rendezvous import RankInfo, exchange_rank_info
 from samestep.distributed.tcp_store import connect, join_store, serve_store
 from samestep.distributed.topology import choose_interface, ranks_on_one_gpu, share_of_cpus
 from samestep.environment.fact import Fact
@@ -24,9 +24,9 @@ from samestep.environment.hardware import allowed_cpus
 from samestep.environment.interfaces import (
     address_towards,
     list_interfaces,
-    meeting_address,
     network_id,
     own_address,
+    rendezvous_address,
     resolve,
 )
 from samestep.environment.secret import SECRET, signer_of
@@ -58,7 +58,7 @@ def open_process_group(section: DistributedConfig, place: Placement) -> Joined:
         store = _store(section, place, log)
         mine = _introduction(place)
         signer = signer_of(process_environment(), "introductions")
-        gathering = introduce(store, mine, place.world.value, section.timeout, log.warn, signer)
+        gathering = exchange_rank_info(store, mine, place.world.value, section.timeout, log.warn, signer)
         ranks = gathering.ranks
         if place.backend.value == "nccl" and (shared := ranks_on_one_gpu(ranks)):
             _let_share_a_gpu(section, mine, shared)
@@ -74,7 +74,7 @@ def open_process_group(section: DistributedConfig, place: Placement) -> Joined:
     return Joined(threads[place.rank.value], cores, hosts, gathering.name)
 
 
-def _let_share_a_gpu(section: DistributedConfig, mine: Introduction, shared: str) -> None:
+def _let_share_a_gpu(section: DistributedConfig, mine: RankInfo, shared: str) -> None:
     if not section.shares_gpus:
         raise LaunchError(
             f"nccl takes one rank per GPU, but {shared}: start fewer ranks, let the launcher "
@@ -85,7 +85,7 @@ def _let_share_a_gpu(section: DistributedConfig, mine: Introduction, shared: str
         export({"NCCL_HOSTID": f"{mine.host}-{mine.rank}"})
 
 
-def _threads(place: Placement, ranks: Sequence[Introduction]) -> list[Fact[int]]:
+def _threads(place: Placement, ranks: Sequence[RankInfo]) -> list[Fact[int]]:
     """Return the threads of every rank; those of other machines if their limits are as here."""
     if not place.shares_cpus:
         return [place.threads] * len(ranks)
@@ -104,7 +104,7 @@ def _threads(place: Placement, ranks: Sequence[Introduction]) -> list[Fact[int]]
 def _store(section: DistributedConfig, place: Placement, log: RankLog) -> Any:
     rank, seconds, environ = place.rank.value, section.timeout, process_environment()
     master, port = str(place.master_addr.value), place.ports[0]
-    here = meeting_address(master, place.one_machine)
+    here = rendezvous_address(master, place.one_machine)
     if agent_serves_store(environ):
         # Ranks that are restarted must not read what those before them left there.
         attempt = environ.get("TORCHELASTIC_RESTART_COUNT", "0")
@@ -143,9 +143,9 @@ def _export_network(section: DistributedConfig, log: RankLog) -> None:
     export({name: value for name, value in section.network.items() if name not in environ})
 
 
-def _introduction(place: Placement) -> Introduction:
+def _introduction(place: Placement) -> RankInfo:
     device, master = torch.device(place.device.value), place.master_addr.value
-    return Introduction(
+    return RankInfo(
         rank=place.rank.value,
         local_rank=place.local_rank.value,
         host=socket.gethostname(),
@@ -157,7 +157,7 @@ def _introduction(place: Placement) -> Introduction:
     )
 
 
-def _choose_interface(place: Placement, mine: Introduction, ranks: Sequence[Introduction], log: RankLog) -> None:
+def _choose_interface(place: Placement, mine: RankInfo, ranks: Sequence[RankInfo], log: RankLog) -> None:
     environ = process_environment()
     for backend in dict.fromkeys((place.backend.value, "gloo")):  # which serves nccl's ranks, too
         if f"{backend.upper()}_SOCKET_IFNAME" in environ:

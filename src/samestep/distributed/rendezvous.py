@@ -1,4 +1,4 @@
-"""All ranks introduce themselves before the process group is opened; rank 0 knows who is missing."""
+"""All ranks exchange_rank_info themselves before the process group is opened; rank 0 knows who is missing."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _LONGEST_CLAIM = 4096
 
 
 @dataclass(frozen=True)
-class Introduction:
+class RankInfo:
     """The message of a rank to all others before the process group is opened."""
 
     rank: int
@@ -45,22 +45,22 @@ class Introduction:
 
 
 @dataclass(frozen=True)
-class Gathering:
+class WorldInfo:
     """All ranks of one start, and a name that no other start has."""
 
     name: str
-    ranks: tuple[Introduction, ...]
+    ranks: tuple[RankInfo, ...]
 
 
-def introduce(
+def exchange_rank_info(
     store: Any,
-    mine: Introduction,
+    mine: RankInfo,
     world: int,
     seconds: float,
     report: Report = lambda line: None,
     signer: Signer | None = None,
     what: str = "rank",
-) -> Gathering:
+) -> WorldInfo:
     """Return all ranks' introductions, by rank. Rank 0 collects them, and knows who is missing.
 
     A launcher that restarts ranks may keep its store, with the introductions of the ranks before
@@ -90,15 +90,15 @@ def introduce(
             name = listed["name"]
             ours.store.set(f"{name}/{mine.rank}", "")
             if _all_agree(ours.store, name, mine.rank, world):
-                return Gathering(name, tuple(map(_introduction, listed["ranks"])))
+                return WorldInfo(name, tuple(map(_introduction, listed["ranks"])))
         if time.monotonic() > deadline:
             raise InitError(f"not all {what}s arrived within {seconds:g} s")
         if mine.rank != 0:
             patience.report(f"waiting until all {what}s have arrived; {what} 0 reports which are missing")
 
 
-def _introduction(one: dict[str, Any]) -> Introduction:
-    return Introduction(**{**one, "cpus": tuple(one["cpus"]), "master": tuple(one["master"])})
+def _introduction(one: dict[str, Any]) -> RankInfo:
+    return RankInfo(**{**one, "cpus": tuple(one["cpus"]), "master": tuple(one["master"])})
 
 
 class _Documents:

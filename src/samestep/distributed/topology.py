@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from samestep.distributed.rendezvous import Introduction
+from samestep.distributed.rendezvous import RankInfo
 from samestep.environment.interfaces import Interface, is_loopback, outward
 
-Ranks = Sequence[Introduction]
+Ranks = Sequence[RankInfo]
 
 _FAST = ("ib", "hsn", "mlx", "efa")
 
 
-def share_of_cpus(mine: Introduction, ranks: Ranks) -> int:
+def share_of_cpus(mine: RankInfo, ranks: Ranks) -> int:
     """This rank's CPUs: those it may run on, each shared with the other ranks that may, too.
 
     A launcher may have bound every rank to its own CPUs, to its socket, or to nothing.
@@ -46,7 +46,7 @@ class Chosen:
 
 
 def choose_interface(
-    mine: Introduction, ranks: Ranks, backend: str, interfaces: Sequence[Interface], named_address: str | None
+    mine: RankInfo, ranks: Ranks, backend: str, interfaces: Sequence[Interface], named_address: str | None
 ) -> Chosen | None:
     """Return the interface between the machines, where the backend would take another.
 
@@ -82,7 +82,7 @@ def _loopback(backend: str, interfaces: Sequence[Interface]) -> Chosen | None:
     return Chosen(variable, exactly + interface.name, "all ranks are on this machine")
 
 
-def _address_between(mine: Introduction, ranks: Ranks, interfaces: Sequence[Interface]) -> str | None:
+def _address_between(mine: RankInfo, ranks: Ranks, interfaces: Sequence[Interface]) -> str | None:
     """This machine's address in the network between the machines."""
     away = [rank for rank in ranks if rank.host != mine.host]
     if not away:

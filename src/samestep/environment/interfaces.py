@@ -120,7 +120,7 @@ def network_id() -> str:
         return ""  # not Linux: the host's name alone distinguishes machines
 
 
-def meeting_address(name: str, one_machine: bool = False) -> str | None:
+def rendezvous_address(name: str, one_machine: bool = False) -> str | None:
     """Return where a process of this machine listens that others know by `name`, and nowhere else.
 
     The processes of this machine join it there, too. None: `name` is another machine.

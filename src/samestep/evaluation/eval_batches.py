@@ -71,7 +71,7 @@ def evaluation_batches(
 
 
 @dataclass
-class LoopShare:
+class EvalShard:
     """A rank's share in a user's own loop over validation data."""
 
     moment: Moment

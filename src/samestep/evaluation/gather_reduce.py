@@ -10,7 +10,7 @@ from torch import Tensor
 
 from samestep.distributed.context import RunContext
 from samestep.errors import StepError
-from samestep.evaluation.eval_batches import LoopShare
+from samestep.evaluation.eval_batches import EvalShard
 from samestep.step.lane_scope import NO_LANE
 from samestep.step.lane_tensor import LaneTensor
 
@@ -78,7 +78,7 @@ def gather_rows(context: RunContext, rows: Tensor | Sequence[Tensor], places: Se
 
 
 def reduce_values(
-    context: RunContext, value: Value | Sequence[Value], op: Op, share: LoopShare | None
+    context: RunContext, value: Value | Sequence[Value], op: Op, share: EvalShard | None
 ) -> Tensor | float | int:
     """One value of all ranks; see `Run.reduce`.
 
@@ -127,7 +127,7 @@ def _warn_of_equal(context: RunContext, values: Sequence[Tensor]) -> None:
     )
 
 
-def _places(mine: Sequence[Value], share: LoopShare | None) -> list[int]:
+def _places(mine: Sequence[Value], share: EvalShard | None) -> list[int]:
     if share is None:
         raise StepError(
             "run.reduce got a list, and there was no loop over run.batches that it could be of: give "

@@ -22,7 +22,7 @@ Outputs = Callable[[nn.Module, LaneBatch], Any]
 """Gives what is wanted of a batch: tensors or lists with one entry per sample, in containers."""
 
 
-class WholeSetEvaluator:
+class GatheredEvaluator:
     """Brings a model's outputs for a dataset to rank 0, round by round."""
 
     def __init__(self, setup: RunSetup, modules: Sequence[nn.Module], moment: Moment) -> None:
@@ -86,5 +86,7 @@ def _joined(parts: Sequence[Any]) -> Any:
 
 def _mapping(values: Any) -> Mapping[str, Any]:
     if not isinstance(values, Mapping) or not values:
-        raise TaskError(f"evaluate_whole must return values by name, such as {{'auc': 0.9}}, and returned {values!r}")
+        raise TaskError(
+            f"evaluate_gathered must return values by name, such as {{'auc': 0.9}}, and returned {values!r}"
+        )
     return values

@@ -23,9 +23,9 @@ from samestep.optim.clipping import Clipping
 from samestep.optim.device_lr import DeviceRates
 from samestep.optim.nonfinite import FiniteGuard
 from samestep.optim.scheduler_calls import move
-from samestep.reduce.numbers_ring import ReplayedNumbers
 from samestep.reduce.scaling import Scaling
 from samestep.reduce.stats import LocalStats
+from samestep.reduce.stats_ring import ReplayedStats
 
 
 @dataclass(slots=True)
@@ -39,7 +39,7 @@ class Updated:
     """1 if the step changed nothing; None if that cannot be."""
     scale: Tensor | None = None
     """The loss scale of the step."""
-    numbers: ReplayedNumbers | None = None
+    numbers: ReplayedStats | None = None
     """All that a replayed step measured, in the step log's order; else None."""
 
 

@@ -2,7 +2,7 @@
 
 Weights, optimizers, averages, schedules and the position are the same on every rank, and nothing of
 them changes before the step's exchange has succeeded. So where it breaks, every survivor holds the
-state of the boundary, but for the buffers that its lanes have touched, which are put back. Survivors
+state of the boundary, but for the buffers that its lanes have touched, which are put back. EmergencySaver
 can be one step apart: some had what they waited for. Each saves what it has, one after the other,
 and the newest counts.
 """
@@ -51,7 +51,7 @@ class _Boundary:
     ended: str | None
 
 
-class Survivors:
+class EmergencySaver:
     """Saves the boundary that this rank holds when it has lost another one."""
 
     def __init__(self, setup: RunSetup, saver: Saver, log: RunLog, passes: Callable[[], LanePasses | None]) -> None:
@@ -149,7 +149,7 @@ class Survivors:
                 return ""
             self._log.flush_alone()
             model, training, manifest = self._copy(boundary)
-            files = _HastyFiles(deadline)
+            files = _DeadlineFiles(deadline)
             partial = folder.with_name(f"{folder.name}{SURVIVOR}{rank}")
             try:
                 write_files(files, partial, model, training, manifest)
@@ -193,7 +193,7 @@ def _one_at_a_time(path: Path) -> Iterator[None]:
         yield
 
 
-class _HastyFiles(Files):
+class _DeadlineFiles(Files):
     """Writes until a deadline, and to the disk itself, so that no sync at the end takes long."""
 
     def __init__(self, deadline: float) -> None:

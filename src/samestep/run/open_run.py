@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from samestep.checkpoint.manifest import PARTIAL, Manifest, folder_name
-from samestep.checkpoint.ownership import claim, naming_errors
+from samestep.checkpoint.ownership import claim, reraise_os_errors
 from samestep.checkpoint.resume import ResumePoint, find_resume_point, refuse_another_run
 from samestep.config import Config
 from samestep.config.trackers import may_hold_secret
@@ -48,7 +48,7 @@ class Opened:
         self.run_dir = run_dir = RunDir(config.run_path)
         # Now, and not when it is recorded: by then the file may have been edited.
         self._origin = Origin.of(config)
-        with naming_errors(run_dir.path):
+        with reraise_os_errors(run_dir.path):
             began_here = is_same_launch(environ, run_dir.started_by())
             warn = self._context.log.warn
             point = find_resume_point(config, run_dir.path, began_here, warn, run_dir.branched_from())
@@ -66,7 +66,7 @@ class Opened:
             self._context.barrier()  # others may still be reading the copy under its first name
         if self.run_dir is None:
             return
-        with naming_errors(self.run_dir.path):
+        with reraise_os_errors(self.run_dir.path):
             for copy, name in self._adopted.items():
                 copy.rename(name)
             document = _with_whole_path(self._config).model_dump_json(indent=2)
@@ -148,7 +148,7 @@ def open_run(setup: RunSetup) -> Opened:
         if context.is_main:
             opened.prepare(setup.batch)
         opened.point = point = context.broadcast(opened.point)
-        with naming_errors(config.run_path):
+        with reraise_os_errors(config.run_path):
             # On a machine that does not share the directory, this makes it.
             context.log_to(claim(config.run_path, "logs"), append=point is not None)
     except BaseException:

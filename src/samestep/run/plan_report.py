@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from samestep.checkpoint.files import write_whole
-from samestep.checkpoint.ownership import naming_errors
+from samestep.checkpoint.ownership import reraise_os_errors
 from samestep.checkpoint.resume import ResumePoint, refuse_another_run, warn_of_other_bits
 from samestep.config import Config
 from samestep.data.batch import Source
@@ -65,7 +65,7 @@ def report_plan(
         refuse_another_run(config, plan, point)
         warn_of_other_bits(plan, point, context.log.main)
     if context.is_main:
-        with naming_errors(config.run_path):
+        with reraise_os_errors(config.run_path):
             write_whole(config.run_path / "plan.json", json.dumps(plan, indent=2))
     for line in _remarks(config, precision, shard):
         context.log.main(line)

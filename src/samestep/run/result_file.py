@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from samestep.checkpoint.listing import list_checkpoints
-from samestep.checkpoint.ownership import naming_errors
+from samestep.checkpoint.ownership import reraise_os_errors
 from samestep.checkpoint.run_result import RunResult, Status, read_result, write_result
 from samestep.errors import CheckpointError, PeerLost, Stopped
 from samestep.parsing.limits import short
@@ -86,7 +86,7 @@ class ResultFile(RunListener):
         return ("finished", None) if ended == "done" else ("stopped_early", ended)
 
     def _write(self, result: RunResult) -> None:
-        with naming_errors(self._folder):
+        with reraise_os_errors(self._folder):
             write_result(self._folder, result)
 
     def _result(self, status: Status, reason: str | None) -> RunResult:

@@ -130,7 +130,7 @@ class Run(RunMeasures):
         """Return the steps' data, for `run.steps`.
 
         Args:
-            dataset: Map-style, iterable with lane streams, a DataLoader of one, or `samestep.drawn`.
+            dataset: Map-style, iterable with lane streams, a DataLoader of one, or `samestep.Generated`.
             order: In which order samples are visited; shuffled each epoch unless given.
             collate: Makes a batch of a list of samples; torch's default unless given.
         """
@@ -154,7 +154,7 @@ class Run(RunMeasures):
         and stops if a signal requested it.
 
         Args:
-            dataset: Map-style, iterable with lane streams, a DataLoader of one, `samestep.drawn`, or
+            dataset: Map-style, iterable with lane streams, a DataLoader of one, `samestep.Generated`, or
                 what `run.source` returned.
             order: In which order samples are visited; shuffled each epoch unless given.
             collate: Makes a batch of a list of samples; torch's default unless given.
@@ -235,7 +235,7 @@ class Run(RunMeasures):
         if number == 0:
             return lambda loader: (batch for _, batch in self.enumerate(loader))
         second = SecondLoader(
-            number, loader, self.setup, self.batches, lambda: self._sequence.epoch,
+            number, loader, self.setup, self.eval_batches, lambda: self._sequence.epoch,
             lambda: None if self._body is None or self._passes is None else (self._passes, self._body),
         )  # fmt: skip
         self._parts.saver.keep_if_used(f"loader {number}", second)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from samestep.checkpoint.directory_lock import DirectoryLock, is_gone
 from samestep.checkpoint.files import Files, partial_of, write_whole
-from samestep.checkpoint.ownership import claim, naming_errors
+from samestep.checkpoint.ownership import claim, reraise_os_errors
 from samestep.checkpoint.run_result import RESULT
 from samestep.config import Config, load_config
 from samestep.errors import CheckpointError, RunDirError, TextError
@@ -87,7 +87,7 @@ class RunDir:
 
     def bring_back(self, aside: Path) -> None:
         """Undo `set_aside`; what this start has written meanwhile, such as its log, goes there."""
-        with naming_errors(self.path):
+        with reraise_os_errors(self.path):
             if leftover := self._leftover():
                 self._move_aside(leftover)
             for path in list(aside.iterdir()):

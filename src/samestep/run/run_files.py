@@ -22,7 +22,7 @@ from samestep.errors import StepError
 from samestep.lanes.rng import BETWEEN, INIT
 from samestep.reduce.owners import Owners
 from samestep.run.changed_run import name_for
-from samestep.run.emergency_save import Survivors
+from samestep.run.emergency_save import EmergencySaver
 from samestep.run.open_run import open_run
 from samestep.run.result_file import ResultFile
 from samestep.run.run_end import close_at_exit, end_with, shown_error, with_advice
@@ -58,7 +58,7 @@ class RunParts:
             trackers = open_trackers(config, config.run_path, context.is_main, saver.position.step, saver.rows)
             opening.pop_all()
         log = self.log = RunLog(setup, trackers, listeners)
-        self.survivors = Survivors(setup, saver, log, passes)
+        self.survivors = EmergencySaver(setup, saver, log, passes)
         self.step_end = StepEnd(setup, saver, log, listeners, self.survivors)
         self.result = ResultFile(setup, self.opened, saver, self.step_end)
         listeners.add(self.result)
@@ -148,7 +148,7 @@ class RunFiles(RunPlace):
                 self.setup.rng.enter(BETWEEN, at=at)
 
     @property
-    def survivors(self) -> Survivors:
+    def survivors(self) -> EmergencySaver:
         """Return what saves the run when other ranks are lost."""
         return self._parts.survivors
 
@@ -283,10 +283,10 @@ class RunFiles(RunPlace):
                 "steps. Call it after step.train(...)"
             )
         if metrics is not None or best:
-            self.remember(metrics or {}, best=best)
+            self.record_metrics(metrics or {}, best=best)
         self._parts.saver.request()
 
-    def remember(self, metrics: Mapping[str, Any], *, best: bool = False) -> None:
+    def record_metrics(self, metrics: Mapping[str, Any], *, best: bool = False) -> None:
         """Remember an evaluation's metrics for the checkpoints. Call it on every rank.
 
         Args:

@@ -16,11 +16,11 @@ from samestep.data.orders import Order
 from samestep.distributed.health.activity import EVALUATE
 from samestep.errors import StepError
 from samestep.evaluation.batchnorm import Forward, measure_batchnorm
-from samestep.evaluation.eval_batches import LoopShare
+from samestep.evaluation.eval_batches import EvalShard
 from samestep.evaluation.eval_rows import Embed, Labels, RetrievalEvaluator, RetrievalRequest
 from samestep.evaluation.evaluate import Evaluator, Measure, Values
 from samestep.evaluation.gather_reduce import Op, Value, gather_lane_rows, gather_rows, reduce_values
-from samestep.evaluation.gathered import Outputs, WholeSetEvaluator
+from samestep.evaluation.gathered import GatheredEvaluator, Outputs
 from samestep.lanes.rng import BETWEEN
 from samestep.reduce.lane_sum import sum_lanes
 from samestep.run.run_files import RunFiles
@@ -44,7 +44,7 @@ _LEFT_EVALUATION = (
 class RunMeasures(RunFiles):
     """The methods that a loop calls to evaluate."""
 
-    _share: tuple[LanePasses | None, LoopShare | None] = (None, None)
+    _share: tuple[LanePasses | None, EvalShard | None] = (None, None)
     """The last loop over `run.batches`, and the step that it was in."""
     _evaluates = False
     """Whether a loop over validation data is running."""
@@ -139,7 +139,7 @@ class RunMeasures(RunFiles):
             prefix,
         )
 
-    def evaluate_whole(
+    def evaluate_gathered(
         self,
         dataset: Any,
         outputs: Outputs,
@@ -160,14 +160,14 @@ class RunMeasures(RunFiles):
             prefix: Put before every name in the result.
         """
         return self.evaluate_by(
-            lambda modules, moment: WholeSetEvaluator(self.setup, modules, moment).run(
+            lambda modules, moment: GatheredEvaluator(self.setup, modules, moment).run(
                 dataset, outputs, compute, collate
             ),
             step,
             prefix,
         )
 
-    def batches(self, data: Any, collate: Collate | None = None) -> Iterator[Any]:
+    def eval_batches(self, data: Any, collate: Collate | None = None) -> Iterator[Any]:
         """This rank's share of validation data, for an evaluation loop of one's own.
 
         Every sample comes once, on one of the ranks. Inside the loop all prepared modules are in
@@ -182,7 +182,7 @@ class RunMeasures(RunFiles):
 
         Example:
             outputs, targets = [], []
-            for x, y in run.batches(valid_loader):
+            for x, y in run.eval_batches(valid_loader):
                 outputs.append(model(x))
                 targets.append(y)
             accuracy = (run.gather(outputs).argmax(1) == run.gather(targets)).float().mean()
@@ -192,7 +192,7 @@ class RunMeasures(RunFiles):
         self.flush()
         passes = self._passes
         step = self.start_step if passes is None else passes.data.index
-        share = LoopShare(self._moment(step))
+        share = EvalShard(self._moment(step))
         self._share = (passes, share)
         before, self._evaluates = self._evaluates, True
         try:
@@ -246,7 +246,7 @@ class RunMeasures(RunFiles):
             op: "sum", "mean" (over ranks, or over the list's batches), "max" or "min", by element.
 
         Example:
-            losses = [F.cross_entropy(model(x), y, reduction="sum") for x, y in run.batches(valid_loader)]
+            losses = [F.cross_entropy(model(x), y, reduction="sum") for x, y in run.eval_batches(valid_loader)]
             loss = run.reduce(losses) / len(valid_set)
         """
         if lanes_of(value):
@@ -338,7 +338,7 @@ class RunMeasures(RunFiles):
         """Around what is the run's own, if the body of a loop calls it."""
         return nullcontext() if self._body is None else self._body.paused()
 
-    def _finished_share(self, caller: str) -> LoopShare | None:
+    def _finished_share(self, caller: str) -> EvalShard | None:
         """Return the last loop over `run.batches`, unless a step has begun since."""
         if self._passes is not None and self._passes.in_lane:
             raise StepError(

@@ -61,7 +61,7 @@ class RunPlace:
         if self.is_main:
             print(*values, sep=sep, end=end, flush=True)
 
-    def prepare_once(self, prepare: Callable[[], None]) -> None:
+    def once_per_node(self, prepare: Callable[[], None]) -> None:
         """Call a function on one rank of each node before the others continue.
 
         Args:
@@ -72,7 +72,7 @@ class RunPlace:
                 prepare()
         self.setup.rng.enter(INIT)
 
-    def prepare_together(self, prepare: Callable[[RunContext], None]) -> None:
+    def on_all_ranks(self, prepare: Callable[[RunContext], None]) -> None:
         """Call a function on every rank, which may use collectives; what it draws changes nothing.
 
         Args:

@@ -17,7 +17,7 @@ from samestep.distributed.signals import NO_ACTION, TIME_LIMIT, AgreedAction, St
 from samestep.environment.variables import process_environment
 from samestep.errors import Stopped
 from samestep.reduce.stats import NO_FLAGS, LocalStats, RankFlags, ReadFlags
-from samestep.run.emergency_save import Survivors
+from samestep.run.emergency_save import EmergencySaver
 from samestep.run.origin import resume_line
 from samestep.run.rank_check import refuse_different_ranks
 from samestep.run.requeue import requeue
@@ -35,7 +35,7 @@ class StepEnd:
     """Decides at the end of each step what happens next; the same on every rank."""
 
     def __init__(
-        self, setup: RunSetup, saver: Saver, log: RunLog, listeners: RunListener, survivors: Survivors
+        self, setup: RunSetup, saver: Saver, log: RunLog, listeners: RunListener, survivors: EmergencySaver
     ) -> None:
         self._config, self._context = setup.config, setup.context
         self._survivors = survivors

@@ -43,8 +43,8 @@ from samestep.step.global_loss import GlobalSteps
 from samestep.step.graphs import GraphedSteps, why_no_graph
 from samestep.step.lane_watch import LaneWatch
 from samestep.step.lanes_together import LanesTogether
+from samestep.step.loss_reduction_check import ReductionCheckedTerms
 from samestep.step.loss_terms import LossTerms, NamedLosses, OneLoss
-from samestep.step.mean_as_sum import CheckedTerms
 from samestep.step.meta_model import give_memory
 from samestep.step.micro_batches import MicroBatches
 from samestep.step.run_objects import sorted_by_kind, trainable
@@ -299,7 +299,7 @@ def _update(setup: RunSetup, prepared: Prepared, draws: bool, after_update: Call
 
 def _checked(terms: LossTerms, setup: RunSetup) -> LossTerms:
     """On one rank: all of them run the same code."""
-    return CheckedTerms(terms, setup.context.log.warn) if setup.context.is_main else terms
+    return ReductionCheckedTerms(terms, setup.context.log.warn) if setup.context.is_main else terms
 
 
 def _may_draw(prepared: Prepared) -> bool:

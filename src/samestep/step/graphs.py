@@ -24,7 +24,7 @@ from samestep.optim.precision import Precision
 from samestep.pytree import leaves, signature
 from samestep.reduce.buffer_slots import keep_buffers
 from samestep.step.capture import capture, fresh_stream
-from samestep.step.host_values import HostValues, loss_code
+from samestep.step.captured_constants import CapturedConstants, loss_code
 from samestep.step.lane_passes import LanePasses
 from samestep.step.recorded_step import RecordedLanes, RecordedStep, host_generators, refuse_other_numbers
 from samestep.step.step_engine import LossFunction, StepEngine
@@ -223,8 +223,8 @@ class GraphedSteps(WholeLanes):
 
     def _captured(self, passes: LanePasses, loss: LossFunction, lands: bool) -> RecordedStep:
         engine, step, batches = passes.engine, passes.data.index, passes.batches.read_all()
-        of_loss = HostValues.of_loss(loss, self._modules)
-        of_optimizers = HostValues.of_optimizers(engine.optimizers if lands else ())
+        of_loss = CapturedConstants.of_loss(loss, self._modules)
+        of_optimizers = CapturedConstants.of_optimizers(engine.optimizers if lands else ())
         lanes = RecordedLanes(engine, batches, loss, passes.moment)
 
         def run_eagerly() -> None:

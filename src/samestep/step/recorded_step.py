@@ -23,11 +23,11 @@ from samestep.errors import GraphError
 from samestep.lanes.rng import MODEL, derive, seed_at
 from samestep.optim.update import Updated
 from samestep.reduce.gradients import Grads, RecordedSums
-from samestep.reduce.numbers_ring import NumbersRing
 from samestep.reduce.stats import EMPTY, NO_FLAGS, LaneStats, LocalStats, RankFlags, ReplayedStats
+from samestep.reduce.stats_ring import StepStatsRing
 from samestep.step.capture import capture, drawing_from, has_drawn
+from samestep.step.captured_constants import CapturedConstants
 from samestep.step.graph_inputs import GraphInputs
-from samestep.step.host_values import HostValues
 from samestep.step.lane_passes import LanePasses
 from samestep.step.lane_streams import run_side_by_side
 from samestep.step.loss_terms import TermSums, check_loss
@@ -165,8 +165,8 @@ class RecordedStep:
         self,
         lanes: RecordedLanes,
         engine: StepEngine,
-        of_loss: HostValues,
-        of_optimizers: HostValues,
+        of_loss: CapturedConstants,
+        of_optimizers: CapturedConstants,
         streams: Sequence[torch.cuda.Stream],
         pool: Any,
         lands: bool,
@@ -189,7 +189,7 @@ class RecordedStep:
         self._lane_count = engine.setup.batch.lane_count
         groups = sum(len(optimizer.param_groups) for optimizer in engine.optimizers)
         most = 2 * self._lane_count + groups + len(engine.setup.config.loss_weights or ()) + 2
-        self._numbers = NumbersRing(KEPT_STEPS, most, engine.setup.context.device)
+        self._numbers = StepStatsRing(KEPT_STEPS, most, engine.setup.context.device)
         self._pool = pool
 
         def run() -> None:

@@ -27,7 +27,7 @@ def sorted_by_kind(objects: Sequence[Any]) -> tuple[list[nn.Module], list[Optimi
         raise TaskError(
             "run.prepare takes modules, optimizers, schedulers, a GradScaler and DataLoaders; it got "
             f"{', '.join(type(item).__name__ for item in other)}. State to be saved: run.register(name, object). "
-            "A function that draws batches: for i, batch in run.enumerate(samestep.drawn(function))"
+            "A function that draws batches: for i, batch in run.enumerate(samestep.Generated(function))"
         )
     if not modules or not optimizers:
         missing = "the model" if not modules else "its optimizer"

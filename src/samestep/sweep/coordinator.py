@@ -13,7 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from samestep.checkpoint.questions import Answer, Question, read_answer, read_question, write_answer
+from samestep.checkpoint.pruning import IntermediateValue, PruneDecision, read_decision, read_value, write_decision
 from samestep.environment.variables import process_environment
 from samestep.errors import CheckpointError, RunDirError, Stopped, TaskError, UserError
 from samestep.sweep.children import Child, Children
@@ -21,15 +21,15 @@ from samestep.sweep.database import open_database
 from samestep.sweep.examine import examine
 from samestep.sweep.loading import LoadedSweep
 from samestep.sweep.optuna_parts import Known, decide, draw, trial_count
-from samestep.sweep.packing import Packing
 from samestep.sweep.pareto import best_words, results_of
+from samestep.sweep.resource_plan import ResourcePlan
 from samestep.sweep.run_spec import RunSpec, why_failed
 from samestep.sweep.schema import SweepConfig, seconds_of
 from samestep.sweep.storage import CURVES, FOLDS, PRUNED, Storage, TrialRecord, refuse_other_storage
 from samestep.sweep.study_folder import STOP, SWEEP, is_full_disk, locked, same_study, shape_of, signed, write_document
 from samestep.sweep.tracked_study import TrackedStudy, tracked_study
 from samestep.sweep.trial import LiveTrial, further_of, objective_of
-from samestep.sweep.via import Places, share_out
+from samestep.sweep.via import Places, allocate
 from samestep.sweep.warm_runs import warm_server
 
 _SECONDS_BETWEEN_LOOKS = 0.5
@@ -54,7 +54,7 @@ def run_sweep(loaded: LoadedSweep, report: Report, watch: Watch | None = None) -
     """
     sweep = loaded.sweep
     folder = sweep.path
-    packing = share_out(sweep, loaded.base, trial_count(sweep), process_environment())
+    packing = allocate(sweep, loaded.base, trial_count(sweep), process_environment())
     with locked(folder, "sweep", report) as lock, Children() as children, ExitStack() as stack:
         refuse_other_storage(sweep, folder)
         database = open_database(sweep.storage, folder)
@@ -76,7 +76,7 @@ def run_sweep(loaded: LoadedSweep, report: Report, watch: Watch | None = None) -
         storage = Storage(sweep, folder, database)
         coordinator = Coordinator(loaded, folder, storage, children, packing, report, watch, lock.refuse_lost)
         shown = sweep.model_dump(mode="json")
-        with database.naming_errors(folder), tracked_study(coordinator.study, shown):
+        with database.reraise_os_errors(folder), tracked_study(coordinator.study, shown):
             return coordinator.run()
 
 
@@ -89,7 +89,7 @@ class Coordinator:
         folder: Path,
         storage: Storage,
         children: Children,
-        packing: Packing,
+        packing: ResourcePlan,
         report: Report,
         watch: Watch | None = None,
         refuse_lost: Callable[[], None] = lambda: None,
@@ -305,8 +305,8 @@ class Coordinator:
             return
         folder = self._spec(trial).ask
         assert folder is not None, "every run of a sweep asks"
-        question = read_question(folder)
-        answered = read_answer(folder)
+        question = read_value(folder)
+        answered = read_decision(folder)
         if question is None or (answered is not None and answered.step == question.step):
             return
         trial.add(question.step, question.value)
@@ -317,9 +317,9 @@ class Coordinator:
         if reason:
             trial.pruned = reason
             self._storage.keep(trial.number, PRUNED, reason)
-        write_answer(folder, Answer(question.step, bool(reason), reason))
+        write_decision(folder, PruneDecision(question.step, bool(reason), reason))
 
-    def _why_prune(self, trial: LiveTrial, question: Question) -> str:
+    def _why_prune(self, trial: LiveTrial, question: IntermediateValue) -> str:
         sweep, number = self._sweep, trial.number
         if sweep.pruner == "none":
             return ""

@@ -59,7 +59,7 @@ class Database:
         return StorageError(f"{self.name} {what}: {_reason(error, self.secret)}")
 
     @contextmanager
-    def naming_errors(self, folder: Path) -> Iterator[None]:
+    def reraise_os_errors(self, folder: Path) -> Iterator[None]:
         """Turn what a database or a disk refuses while a sweep runs into an error that names it.
 
         Args:

@@ -14,7 +14,7 @@ from samestep.config import Config
 from samestep.errors import LaunchError, Mistake
 from samestep.launch.commands.size import Host, parse_hosts
 from samestep.sweep.children import Child, Children
-from samestep.sweep.packing import Packing, pack
+from samestep.sweep.resource_plan import ResourcePlan, pack
 from samestep.sweep.run_spec import RunSpec, override
 from samestep.sweep.schema import SweepConfig
 from samestep.words import counted
@@ -67,7 +67,7 @@ class Places:
             children.end(child)
 
 
-def share_out(sweep: SweepConfig, base: Config, trials: int, environ: Mapping[str, str]) -> Packing:
+def allocate(sweep: SweepConfig, base: Config, trials: int, environ: Mapping[str, str]) -> ResourcePlan:
     """Return how many trials run side by side, and with how many ranks, wherever they run.
 
     Args:
@@ -83,7 +83,7 @@ def share_out(sweep: SweepConfig, base: Config, trials: int, environ: Mapping[st
     fits = len(_hosted(sweep, base, ranks)) if sweep.hosts else sweep.round
     parallel = min(fits, sweep.round, trials) if sweep.parallel == "auto" else sweep.parallel
     summary = f"{counted(parallel, 'trial')} side by side, {counted(ranks, 'rank')} each, by {sweep.via}"
-    return Packing(parallel, ranks, threads=1, summary=summary)
+    return ResourcePlan(parallel, ranks, threads=1, summary=summary)
 
 
 def ranks_of(sweep: SweepConfig, base: Config) -> int:

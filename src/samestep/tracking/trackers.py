@@ -14,7 +14,7 @@ import numpy as np
 from torch import Tensor
 
 from samestep.checkpoint.manifest import PARTIAL
-from samestep.checkpoint.ownership import naming_errors
+from samestep.checkpoint.ownership import reraise_os_errors
 from samestep.config import Config
 from samestep.errors import RunDirError, TaskError
 from samestep.parsing.json_text import read_json_lines
@@ -198,7 +198,7 @@ def open_trackers(
     if not is_main:
         return Trackers([])
     path = folder / "metrics.jsonl"
-    with naming_errors(folder):
+    with reraise_os_errors(folder):
         trackers: list[Tracker] = [JsonLines(path), FigureFiles(folder / "figures")]
         trackers += named_trackers(config, folder, path, start)
         opened = Trackers(trackers)

@@ -12,9 +12,9 @@ from typing import Any
 import torch
 from torch.optim.lr_scheduler import LRScheduler
 
-from samestep.checkpoint.ownership import naming_errors
+from samestep.checkpoint.ownership import reraise_os_errors
 from samestep.config.schema import BestConfig
-from samestep.data.drawn import drawn
+from samestep.data.generated import Generated
 from samestep.errors import PeerLost, TaskError
 from samestep.evaluation.evaluate import Values
 from samestep.evaluation.metric_names import console_text, refuse_double
@@ -80,8 +80,8 @@ class Training(RunListener):
     def __init__(self, run: Run, task: Task) -> None:
         self._run, self._task = run, task
         self.draws = self.reads_weights = type(task).after_update is not Task.after_update
-        run.prepare_once(task.prepare_data)
-        run.prepare_together(task.prepare_ranks)
+        run.once_per_node(task.prepare_data)
+        run.on_all_ranks(task.prepare_ranks)
         self._train_data = task.train_data()
         valid_data = task.valid_data()
         rule = run.config.evaluation
@@ -93,7 +93,7 @@ class Training(RunListener):
         self._add_listeners()
         self._order = task.order(self._train_data)
         # What a function draws are whole batches.
-        self._collate = None if isinstance(self._train_data, drawn) else task.collate
+        self._collate = None if isinstance(self._train_data, Generated) else task.collate
         self._source = run.source(self._train_data, self._order, self._collate)
         self._total = run.total_steps(self._source)
         self._schedules = choose_schedules(run, task, self._optimizers, self._source, self._evaluates)
@@ -188,7 +188,7 @@ class Training(RunListener):
         """Let the task write files of its own, once for the run."""
         if self._run.context.is_main:
             folder = self._run.run_dir / "files"
-            with naming_errors(self._run.run_dir):
+            with reraise_os_errors(self._run.run_dir):
                 folder.mkdir(exist_ok=True)
             write(folder)
 
@@ -213,7 +213,7 @@ class Training(RunListener):
         is_best = self._best.offer(values, step.index)
         for schedule in self._schedules_by("evaluation"):
             schedule.step(values[self._best.rule.metric])  # type: ignore[arg-type]  # a plateau's
-        self._run.remember(values, best=is_best)
+        self._run.record_metrics(values, best=is_best)
         return values
 
     def _measure(self, step: Step, prefix: str = "") -> Values:
@@ -236,4 +236,4 @@ class Training(RunListener):
         if values:
             self._report(step, values)
             self.outcome.metrics = {**self.outcome.metrics, **values}
-            run.remember({**measured, **values})
+            run.record_metrics({**measured, **values})

@@ -19,8 +19,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from samestep.checkpoint.ownership import naming_errors
-from samestep.checkpoint.questions import Answer, Question, read_answer, write_question
+from samestep.checkpoint.ownership import reraise_os_errors
+from samestep.checkpoint.pruning import IntermediateValue, PruneDecision, read_decision, write_value
 from samestep.config import Config, override_config
 from samestep.distributed.health.activity import EVALUATE
 from samestep.environment.variables import process_environment, wake_path
@@ -50,7 +50,7 @@ def _wake_sweep() -> None:
             waker.sendto(b".", path)
 
 
-class Asking(RunListener):
+class PruningListener(RunListener):
     """Follows a run, and asks after each evaluation of `best.metric`."""
 
     draws = False
@@ -65,21 +65,21 @@ class Asking(RunListener):
             return  # an evaluation of other weights; without the metric in any, the run itself refuses
         run = self._run
         with run.context.activity.during(EVALUATE):
-            answer = self._ask(Question(step, float(value))) if run.is_main else None
+            answer = self._ask(IntermediateValue(step, float(value))) if run.is_main else None
             answer = run.context.broadcast(answer)
         if answer is not None and answer.stop:
             run.context.log.main(f"Ends with step {step + 1}: {answer.reason}")
             run.stop(answer.reason)
 
-    def _ask(self, question: Question) -> Answer | None:
+    def _ask(self, question: IntermediateValue) -> PruneDecision | None:
         """None if a signal stops the run first: the sweep decides before it resumes the run."""
-        with naming_errors(self._folder):
-            write_question(self._folder, question)
+        with reraise_os_errors(self._folder):
+            write_value(self._folder, question)
         _wake_sweep()
         deadline = time.monotonic() + _SECONDS_FOR_AN_ANSWER
         while not self._run.is_stopping:
             self._run.context.activity.moved()  # it is the sweep that may take long
-            answer = read_answer(self._folder)
+            answer = read_decision(self._folder)
             if answer is not None and answer.step == question.step:
                 return answer
             if time.monotonic() > deadline:
@@ -118,7 +118,7 @@ class Observation:
         if self.trace is not None:
             Tracer(run, self.trace, self.trace_from)
         if self.ask is not None:
-            run.add_listener(Asking(run, self.ask))
+            run.add_listener(PruningListener(run, self.ask))
 
 
 @dataclass

@@ -292,7 +292,7 @@ class Task(RunHooks, TrainedUses):
         return self.loss(model, batch)
 
     def eval_outputs(self, model: nn.Module, batch: LaneBatch) -> Any:
-        """Return what `evaluation.mode: gather` brings together for `evaluate_whole`.
+        """Return what `evaluation.mode: gather` brings together for `evaluate_gathered`.
 
         Args:
             model: The model, unwrapped, in evaluation mode.
@@ -304,7 +304,7 @@ class Task(RunHooks, TrainedUses):
         """
         return self.predict(model, batch), batch.y
 
-    def evaluate_whole(self, outputs: Any) -> Mapping[str, Any]:
+    def evaluate_gathered(self, outputs: Any) -> Mapping[str, Any]:
         """With `evaluation.mode: gather`: measure the whole validation set at once, on rank 0 alone.
 
         Args:
@@ -315,11 +315,11 @@ class Task(RunHooks, TrainedUses):
             Numbers by name; all ranks get them.
 
         Example:
-            def evaluate_whole(self, outputs):
+            def evaluate_gathered(self, outputs):
                 scores, y = outputs
                 return {"auc": sklearn.metrics.roc_auc_score(y, scores[:, 1])}
         """
-        raise TaskError(f"{type(self).__name__} must define evaluate_whole(self, outputs)")
+        raise TaskError(f"{type(self).__name__} must define evaluate_gathered(self, outputs)")
 
 
 def stepper(task: Task, model: nn.Module) -> Callable[[Step], None]:

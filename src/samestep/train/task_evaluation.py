@@ -12,7 +12,7 @@ from samestep.data.batch import Moment
 from samestep.errors import TaskError
 from samestep.evaluation.eval_rows import RetrievalEvaluator, RetrievalRequest
 from samestep.evaluation.evaluate import Evaluator, Values
-from samestep.evaluation.gathered import WholeSetEvaluator
+from samestep.evaluation.gathered import GatheredEvaluator
 from samestep.evaluation.metrics import make_metrics, mergers_of
 from samestep.run_setup import RunSetup
 from samestep.train.task import Task
@@ -36,9 +36,9 @@ class TaskEvaluation:
             self._request = RetrievalRequest(rule.retrieval_metrics, rule.views, rule.distance, rule.keep_in)
             self._references = self._reference_data(train_data)
         elif rule.mode == "gather":
-            if type(task).evaluate_whole is Task.evaluate_whole:
+            if type(task).evaluate_gathered is Task.evaluate_gathered:
                 raise TaskError(
-                    f"evaluation.mode is gather: {type(task).__name__} must define evaluate_whole(self, outputs)"
+                    f"evaluation.mode is gather: {type(task).__name__} must define evaluate_gathered(self, outputs)"
                 )
         else:
             mergers_of(make_metrics(task.metrics, setup.rng, step))
@@ -58,8 +58,8 @@ class TaskEvaluation:
             )
             return dict(found)
         if rule.mode == "gather":
-            return WholeSetEvaluator(setup, modules, moment).run(
-                self._valid_data, task.eval_outputs, task.evaluate_whole, task.collate
+            return GatheredEvaluator(setup, modules, moment).run(
+                self._valid_data, task.eval_outputs, task.evaluate_gathered, task.collate
             )
         metrics = make_metrics(task.metrics, setup.rng, moment.step)
         return Evaluator(setup, modules).run(self._valid_data, task.evaluate, metrics, task.collate, moment)

@@ -13,7 +13,7 @@ import torch
 
 from samestep.data.batch import Position
 from samestep.data.factory import open_source
-from samestep.data.iterable import lane_streams, strided
+from samestep.data.iterable import Strided, lane_streams
 from samestep.errors import TaskError
 from samestep.pytree import digest
 from tests.unit.contexts import TwoRanks
@@ -210,7 +210,7 @@ def test_samples_get_digests_as_ids_on_request_only() -> None:
 
 
 def test_strided_deals_a_plain_iterable_out_to_the_lanes() -> None:
-    found = texts(strided(range(7)), 2, lanes=2)
+    found = texts(Strided(range(7)), 2, lanes=2)
     assert found == [[[0, 2], [1, 3]], [[4, 6], [5]]]
 
 

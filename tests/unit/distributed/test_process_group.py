@@ -9,14 +9,14 @@ import pytest
 from samestep.config import DistributedConfig
 from samestep.distributed.placement import Placement, decide_placement
 from samestep.distributed.process_group import _threads
-from samestep.distributed.rendezvous import Introduction
+from samestep.distributed.rendezvous import RankInfo
 from samestep.environment.fact import Fact
 from tests.unit.distributed.test_placement import launched, machine
 
 
-def two_ranks() -> list[Introduction]:
+def two_ranks() -> list[RankInfo]:
     """On one machine of eight CPUs: four each."""
-    return [Introduction(rank, rank, "n1", tuple(range(8)), gpu=None, address=None, master=()) for rank in range(2)]
+    return [RankInfo(rank, rank, "n1", tuple(range(8)), gpu=None, address=None, master=()) for rank in range(2)]
 
 
 def placed(**changes: object) -> Placement:

@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 from samestep.distributed import rendezvous, tcp_store
-from samestep.distributed.health.store import PatientStore
-from samestep.distributed.rendezvous import Gathering, Introduction, introduce
+from samestep.distributed.health.store import TimeoutStore
+from samestep.distributed.rendezvous import RankInfo, WorldInfo, exchange_rank_info
 from samestep.distributed.tcp_store import join_store, listen, serve_store
 from samestep.distributed.topology import Chosen, choose_interface, ranks_on_one_gpu, share_of_cpus
 from samestep.environment.interfaces import Interface, address_towards, list_interfaces
@@ -97,9 +97,9 @@ def test_a_rank_reports_what_it_waits_for_and_then_gives_up(monkeypatch: pytest.
     assert len(reported) <= 3, "it does not repeat itself all the time"
 
 
-def rank(number: int, host: str = "a", **facts: object) -> Introduction:
+def rank(number: int, host: str = "a", **facts: object) -> RankInfo:
     known = {"local_rank": 0, "cpus": (0, 1), "gpu": None, "address": None, "master": (), **facts}
-    return Introduction(number, host=host, **known)  # type: ignore[arg-type]
+    return RankInfo(number, host=host, **known)  # type: ignore[arg-type]
 
 
 def together(join: Callable[[int], None]) -> None:
@@ -116,10 +116,10 @@ def test_all_ranks_learn_of_each_other() -> None:
     stores = [serve_store("127.0.0.1", ports, "job", 5)]
     stores += [join_store("127.0.0.1", ports, "job", 5) for _ in range(2)]
     everyone = [rank(0, master=("10.0.0.1",)), rank(1, "b"), rank(2, "b", gpu="x")]
-    gathered: dict[int, Gathering] = {}
+    gathered: dict[int, WorldInfo] = {}
 
     def join(number: int) -> None:
-        gathered[number] = introduce(stores[number], everyone[number], 3, 5)
+        gathered[number] = exchange_rank_info(stores[number], everyone[number], 3, 5)
 
     together(join)
     assert all(gathering.ranks == tuple(everyone) for gathering in gathered.values())
@@ -150,12 +150,12 @@ def test_restarted_ranks_ignore_the_introductions_of_the_ranks_before_them(monke
     names = []
     for attempt in (1, 2, 3):
         everyone = [rank(number, f"attempt {attempt}") for number in range(3)]
-        gathered: dict[int, Gathering] = {}
+        gathered: dict[int, WorldInfo] = {}
 
         def join(number: int) -> None:
             if attempt > 1 and number:  # noqa: B023
                 wait_for_list(stores[number], f"attempt {attempt}", number)  # noqa: B023
-            gathered[number] = introduce(stores[number], everyone[number], 3, 20)  # noqa: B023
+            gathered[number] = exchange_rank_info(stores[number], everyone[number], 3, 20)  # noqa: B023
 
         together(join)
         assert all(gathering.ranks == tuple(everyone) for gathering in gathered.values())
@@ -175,13 +175,13 @@ def test_a_rank_without_the_secret_is_refused_and_named(signer: Signer | None) -
     forged = {"ticket": "x", "rank": 1, "host": "evil", "address": "10.6.6.6"}
     stores[2].set("samestep/ranks/1", signed(signer, json.dumps(forged).encode()))
     reported: list[str] = []
-    gathered: dict[int, Gathering] = {}
+    gathered: dict[int, WorldInfo] = {}
 
     def join(number: int) -> None:
         if number:
             while not reported:
                 time.sleep(0.01)
-        gathered[number] = introduce(stores[number], rank(number), 2, 20, reported.append, OURS)
+        gathered[number] = exchange_rank_info(stores[number], rank(number), 2, 20, reported.append, OURS)
 
     threads = [threading.Thread(target=join, args=(number,)) for number in range(2)]
     for thread in threads:
@@ -200,7 +200,7 @@ def test_a_refused_rank_that_claims_anything_is_harmless() -> None:
     store.set("samestep/ranks/1", bytes(32) + b"[" * 100_000)
     reported: list[str] = []
     with pytest.raises(InitError, match="of 2 ranks, 1 did not arrive in time: 1"):
-        introduce(store, rank(0), 2, 0.5, reported.append, OURS)
+        exchange_rank_info(store, rank(0), 2, 0.5, reported.append, OURS)
     assert len(reported) == 1
     assert "introduced itself as rank 1: a message is not signed" in reported[0]
 
@@ -238,7 +238,7 @@ class _FrozenStore:
 
 def test_a_store_that_has_fallen_silent_is_gone_after_a_while() -> None:
     frozen = _FrozenStore()
-    store = PatientStore(frozen, seconds=0.3)
+    store = TimeoutStore(frozen, seconds=0.3)
     assert not store.is_gone
     assert not store.has("x")
     assert store.is_gone
@@ -255,7 +255,7 @@ def test_rank_0_names_the_ranks_that_are_missing(monkeypatch: pytest.MonkeyPatch
     store = serve_store("127.0.0.1", free_ports(1), "job", 5)
     reported: list[str] = []
     with pytest.raises(InitError, match="of 4 ranks, 3 did not arrive in time: 1, 2, 3"):
-        introduce(store, rank(0), 4, 0.5, reported.append)
+        exchange_rank_info(store, rank(0), 4, 0.5, reported.append)
     assert "waiting for 3 of 4 ranks: 1, 2, 3" in reported
 
 

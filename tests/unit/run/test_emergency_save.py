@@ -10,7 +10,7 @@ import torch
 from filelock import FileLock
 
 from samestep.errors import CheckpointError
-from samestep.run.emergency_save import _HastyFiles, _one_at_a_time
+from samestep.run.emergency_save import _DeadlineFiles, _one_at_a_time
 from samestep.run.run_dir import RunDir, holder_of
 from samestep.train import survivors
 from tests.unit.checkpoint.checkpoints import manifest
@@ -19,7 +19,7 @@ from tests.unit.checkpoint.checkpoints import manifest
 def test_a_disk_that_takes_too_long_ends_the_save(tmp_path: Path) -> None:
     from samestep.checkpoint.format import write_files
 
-    late = _HastyFiles(time.monotonic() - 1)
+    late = _DeadlineFiles(time.monotonic() - 1)
     with pytest.raises(TimeoutError, match="the disk took longer than 10 s"):
         write_files(late, tmp_path / "x", {"w": torch.ones(2)}, {}, manifest())
 
@@ -28,7 +28,7 @@ def test_large_files_reach_the_disk_piece_by_piece(tmp_path: Path, monkeypatch: 
     synced: list[int] = []
     monkeypatch.setattr(survivors, "_SYNCED_AT_ONCE", 8)
     monkeypatch.setattr(survivors.os, "fsync", synced.append)
-    with _HastyFiles(time.monotonic() + 60).open_new(tmp_path / "x") as file:
+    with _DeadlineFiles(time.monotonic() + 60).open_new(tmp_path / "x") as file:
         rest = memoryview(b"0123456789" * 3)
         while rest:
             rest = rest[file.write(rest) :]

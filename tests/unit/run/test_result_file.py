@@ -27,7 +27,7 @@ def test_a_finished_run_says_what_it_came_to(tmp_path: Path) -> None:
 
         def measure(step: Any) -> None:
             if step.index in (1, 3):
-                run.remember({"val_loss": 5.0 - step.index, "f1": 0.5}, best=step.index == 1)
+                run.record_metrics({"val_loss": 5.0 - step.index, "f1": 0.5}, best=step.index == 1)
 
         train(run, each=measure)
     found = result_of(tmp_path / "run")

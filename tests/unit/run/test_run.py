@@ -152,7 +152,7 @@ def test_what_prepare_once_draws_changes_nothing(tmp_path: Path) -> None:
     found = []
     for number in range(2):
         with samestep.start(settings(tmp_path / str(number))) as run:
-            run.prepare_once(lambda number=number: torch.rand(number))  # type: ignore[misc]
+            run.once_per_node(lambda number=number: torch.rand(number))  # type: ignore[misc]
             found.append(torch.rand(3))
     assert torch.equal(*found)
 
@@ -305,9 +305,9 @@ def test_metrics_and_the_best_go_into_the_checkpoint_of_their_step(tmp_path: Pat
 
         def each(step: Step) -> None:
             if step.index == 1:
-                run.remember({"val_loss": 0.25}, best=True)
+                run.record_metrics({"val_loss": 0.25}, best=True)
             if step.index == 3:
-                run.remember({"val_loss": 0.5})
+                run.record_metrics({"val_loss": 0.5})
 
         train(run, each=each)
     assert saved_steps(tmp_path) == [2, 6], "a new best is saved at once, other metrics wait"

@@ -10,7 +10,7 @@ import pytest
 from samestep.errors import ConfigError
 from samestep.sweep.loading import LoadedSweep, load_sweep
 from samestep.sweep.run_spec import RunSpec
-from samestep.sweep.via import Places, share_out
+from samestep.sweep.via import Places, allocate
 
 
 def loaded(folder: Path, base: str = "", **values: Any) -> LoadedSweep:
@@ -25,7 +25,7 @@ def loaded(folder: Path, base: str = "", **values: Any) -> LoadedSweep:
 def launches(folder: Path, base: str = "", **values: Any) -> list[str]:
     """What follows the config and the run's own overrides, for each of the trials side by side."""
     found = loaded(folder, base, **{"parallel": 1, **values})
-    shared = share_out(found.sweep, found.base, 20, {})
+    shared = allocate(found.sweep, found.base, 20, {})
     places = Places(found.sweep, found.base, shared.ranks)
     spec = RunSpec("trial 0", Path("base.yaml"), (), Path("run"), shared.ranks, Path("asked"))
     slots = range(shared.parallel)

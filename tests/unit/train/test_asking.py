@@ -13,10 +13,10 @@ from typing import Any
 import pytest
 
 import samestep
-from samestep.checkpoint.questions import Answer, read_answer, read_question, write_answer
+from samestep.checkpoint.pruning import PruneDecision, read_decision, read_value, write_decision
 from samestep.checkpoint.run_result import read_result
 from samestep.errors import CheckpointError, Stopped
-from samestep.train.requests import Asking
+from samestep.train.requests import PruningListener
 from tests.unit.train.own_loops import settings, train
 
 
@@ -31,17 +31,17 @@ class Sweep(threading.Thread):
 
     def run(self) -> None:
         while not self.over.wait(0.002):
-            question, answer = read_question(self.folder), read_answer(self.folder)
+            question, answer = read_value(self.folder), read_decision(self.folder)
             if question is None or (answer is not None and answer.step == question.step):
                 continue
             self.asked.append((question.step, question.value))
             stop = question.step == self.stop_at
-            write_answer(self.folder, Answer(question.step, stop, "pruned" if stop else ""))
+            write_decision(self.folder, PruneDecision(question.step, stop, "pruned" if stop else ""))
 
 
 def run_with(folder: Path, config: dict[str, Any], each: Any = lambda step: None) -> None:
     with samestep.start(config) as run:
-        run.add_listener(Asking(run, folder))
+        run.add_listener(PruningListener(run, folder))
 
         def evaluate(step: Any) -> None:
             # As run.evaluate tells all listeners; the second is of averaged weights.
@@ -74,9 +74,9 @@ def test_a_stop_signal_ends_the_wait_for_an_answer(tmp_path: Path) -> None:
             run_with(tmp_path, settings(tmp_path / "run"))
     finally:
         waiting.join()
-    question = read_question(tmp_path)
+    question = read_value(tmp_path)
     assert question is not None
-    assert read_answer(tmp_path) is None, "the sweep decides before it resumes the run"
+    assert read_decision(tmp_path) is None, "the sweep decides before it resumes the run"
 
 
 def test_a_run_that_nobody_answers_saves_and_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -91,7 +91,7 @@ def test_a_run_that_nobody_answers_saves_and_ends(tmp_path: Path, monkeypatch: p
 
 
 def _interrupt_when_asked(folder: Path) -> None:
-    while read_question(folder) is None:
+    while read_value(folder) is None:
         time.sleep(0.01)
     os.kill(os.getpid(), signal.SIGTERM)
 
@@ -100,6 +100,6 @@ def _interrupt_when_asked(folder: Path) -> None:
 def test_a_damaged_file_is_named(tmp_path: Path, text: str) -> None:
     (tmp_path / "asked.json").write_text(text)
     with pytest.raises(CheckpointError, match=r"asked\.json"):
-        read_question(tmp_path)
+        read_value(tmp_path)
     (tmp_path / "asked.json").write_text(json.dumps({"step": 3, "value": 0.5}))
-    assert read_question(tmp_path) is not None
+    assert read_value(tmp_path) is not None

@@ -148,8 +148,8 @@ class GroupRates:
 
 
 def _prepare(run: Run, task: Task, key: str | None) -> tuple[nn.Module, Any, GroupRates]:
-    run.prepare_once(task.prepare_data)
-    run.prepare_together(task.prepare_ranks)
+    run.once_per_node(task.prepare_data)
+    run.on_all_ranks(task.prepare_ranks)
     data = task.train_data()
     modules = [task.model(), *task.extra_modules()]
     optimizers = choose_optimizers(run, task, modules)

@@ -13,7 +13,7 @@ from samestep.check.code.training import Code, over_batches
 _MAIN = re.compile(
     r"^(is_main|is_main_process|is_master|is_global_zero|is_rank_zero|is_rank0|main_process|rank|global_rank)$"
 )
-_OF_ALL = frozenset({"reduce", "gather", "evaluate", "retrieval", "evaluate_whole", "save"})
+_OF_ALL = frozenset({"reduce", "gather", "evaluate", "retrieval", "evaluate_gathered", "save"})
 """Methods of a run that every rank calls."""
 _COLLECTIVES = re.compile(r"^torch\.distributed\.(all_|barrier|broadcast|reduce|gather|scatter|monitored_barrier)")
 _MEASURED = re.compile(r"loss|acc|correct|score|metric|error|f1|iou|dice|right", re.IGNORECASE)

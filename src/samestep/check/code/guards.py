@@ -13,7 +13,7 @@ _RANK = re.compile(
     r"|is_main|is_global_zero|rank_zero|global_rank|world_size|is_distributed|gpu_id|process_index",
     re.IGNORECASE,
 )
-_TASK_HOOKS = frozenset({"on_save", "on_end", "evaluate_whole"})
+_TASK_HOOKS = frozenset({"on_save", "on_end", "evaluate_gathered"})
 """Methods of a task that run on rank 0 alone."""
 _GPU = re.compile(r"cuda|gpu|accel|is_available|device|nccl|distributed|rank", re.IGNORECASE)
 

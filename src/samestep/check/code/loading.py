@@ -204,7 +204,7 @@ RULES = (
         "padded-evaluation", "differs", "an evaluation by `DistributedSampler`",
         "it repeats samples until all ranks have equally many, or with `drop_last` leaves some out: the metric depends on "
         "the number of ranks",
-        "a plain loader, given to `run.prepare` or looped over by `run.batches(loader)`: each sample once",
+        "a plain loader, given to `run.prepare` or looped over by `run.eval_batches(loader)`: each sample once",
         _padded, plain=True,
     ),
     Rule(
@@ -216,7 +216,7 @@ RULES = (
     Rule(
         "download-by-all", "breaks", "a download on every rank",
         "ranks of a machine write the same files at once, and read what is half written",
-        "`run.prepare_once(download)` before, or a download that is no part of the training",
+        "`run.once_per_node(download)` before, or a download that is no part of the training",
         _downloads,
     ),
     Rule(

@@ -52,7 +52,7 @@ RULES = (
     Rule(
         "whole-loader", "differs", "a loop over a loader that the run did not get",
         "every rank reads all of its samples: a sum over the ranks counts each sample once for each of them",
-        "give it to `run.prepare` with the training loader, or loop over `run.batches(loader)`",
+        "give it to `run.prepare` with the training loader, or loop over `run.eval_batches(loader)`",
         _whole_loaders,
     ),
 )  # fmt: skip

@@ -10,7 +10,7 @@ from typing import Literal
 
 from samestep.check.machine.facts import Load, Machine
 from samestep.check.machine.findings import Finding, Place, Severity, ok, spans
-from samestep.environment.interfaces import is_loopback, meeting_address, outward, resolve
+from samestep.environment.interfaces import is_loopback, outward, rendezvous_address, resolve
 
 _VARIABLES = {"gloo": "GLOO_SOCKET_IFNAME", "nccl": "NCCL_SOCKET_IFNAME"}
 
@@ -45,7 +45,7 @@ def try_rendezvous(
     found = resolve(address)
     if not found:
         return Rendezvous(address, port, (), "nothing")
-    own = meeting_address(address, one_machine)
+    own = rendezvous_address(address, one_machine)
     if rank == 0 and not served:
         return Rendezvous(address, port, found, "bind", _bind(own, port))
     failure = _wait_for(own or address, port, seconds)

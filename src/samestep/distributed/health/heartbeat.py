@@ -26,7 +26,7 @@ from samestep.distributed.health.answers import calls_of, parted, stacks_of, unm
 from samestep.distributed.health.causes import absence_of, failed_first, failure_of
 from samestep.distributed.health.failure_report import report_failure
 from samestep.distributed.health.hang_report import Beat, different_calls, hang_report, process_state
-from samestep.distributed.health.store import PatientStore
+from samestep.distributed.health.store import TimeoutStore
 from samestep.environment.secret import Signer
 from samestep.environment.variables import agent_serves_store, process_environment
 from samestep.errors import CollectiveMismatch, PeerLost, RankHung, SamestepError
@@ -58,7 +58,7 @@ class Heartbeat:
         # Of this run only: several can follow each other in one process, at one store.
         number = own.add(f"samestep/runs of rank {rank}", 1)
         place = PrefixStore(f"samestep/{number}", own)
-        self._store = PatientStore(place, lost_after, signer, self._report_foreign)
+        self._store = TimeoutStore(place, lost_after, signer, self._report_foreign)
         self._rank, self._world, self._activity, self._timeout = rank, world, activity, timeout
         self._main = threading.current_thread().ident
         self._interval = min(1.0, timeout / 8)

@@ -19,7 +19,7 @@ def _nobody(place: str) -> None:
     """Report nothing of what strangers write."""
 
 
-class PatientStore:
+class TimeoutStore:
     """Answers of the rendezvous store, or None once it is gone.
 
     The calls are made on a separate thread: torch's store waits forever for an answer where the

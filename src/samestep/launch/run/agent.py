@@ -29,9 +29,9 @@ from samestep.environment.variables import exporting, launch_variables, process_
 from samestep.errors import InitError, LaunchError
 from samestep.launch.commands.torchrun import TorchrunCommand
 from samestep.launch.run.exit_report import ExitReport, after_signal, exit_report
-from samestep.launch.run.meeting import FixedMeeting, elastic_meeting
 from samestep.launch.run.orphans import Reaper
 from samestep.launch.run.rank_processes import RankProcesses
+from samestep.launch.run.rendezvous import StaticRendezvous, elastic_rendezvous
 from samestep.launch.run.signal_forwarder import SignalForwarder
 from samestep.words import counted
 
@@ -75,7 +75,7 @@ def _run_once(command: TorchrunCommand, this_launch: str, report: Report, quiet:
         **command.rank_command.variables(),
         **thread_variables(command.threads),
         # Restarted ranks must not read the addresses of the ones before.
-        "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1" if _meets_again(command) else "0",
+        "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1" if _rejoins(command) else "0",
     }
     if command.nodes is None:
         variables |= {**launch_variables(this_launch), SECRET: new_secret()}
@@ -110,7 +110,7 @@ def _run_agent(command: TorchrunCommand, report: Report, quiet: bool) -> None:
         raise exit_report(agent.processes.ranks, command.folder, command.keeps_logs)
 
 
-def _meets_again(command: TorchrunCommand) -> bool:
+def _rejoins(command: TorchrunCommand) -> bool:
     """Return whether machines may join and leave, and meet again each time."""
     return command.nodes is not None and command.node_rank is None
 
@@ -118,7 +118,7 @@ def _meets_again(command: TorchrunCommand) -> bool:
 def _meeting(command: TorchrunCommand, report: Report) -> RendezvousHandler:
     seconds = command.rank_command.config.distributed.timeout
     if command.nodes is None:
-        return FixedMeeting.of_one_machine(uuid.uuid4().hex[:8], seconds)
+        return StaticRendezvous.of_one_machine(uuid.uuid4().hex[:8], seconds)
     signer = signer_of(process_environment(), "agents")
     if signer is None:
         raise LaunchError(
@@ -129,8 +129,8 @@ def _meeting(command: TorchrunCommand, report: Report) -> RendezvousHandler:
     host, _, port = command.rendezvous.rpartition(":")
     nodes, name = command.nodes, command.run_id
     if command.node_rank is None:
-        return elastic_meeting(host, int(port), nodes.fewest, nodes.most, name, signer)
-    return FixedMeeting(host, int(port), command.node_rank, nodes.most, name, seconds, signer, report)
+        return elastic_rendezvous(host, int(port), nodes.fewest, nodes.most, name, signer)
+    return StaticRendezvous(host, int(port), command.node_rank, nodes.most, name, seconds, signer, report)
 
 
 class RankAgent(SimpleElasticAgent):
@@ -142,7 +142,7 @@ class RankAgent(SimpleElasticAgent):
             local_world_size=command.nproc,
             rdzv_handler=meeting,
             entrypoint=command.rank_argv[0],
-            max_restarts=command.max_restarts if _meets_again(command) else 0,
+            max_restarts=command.max_restarts if _rejoins(command) else 0,
             monitor_interval=0.1,
         )
         super().__init__(spec)

@@ -94,12 +94,12 @@ def _by_torchrun(rank_command: RankCommand, request: Request) -> Launch:
 def _machines(request: Request) -> dict[str, Any]:
     """Return the options of torchrun that are about machines and restarts."""
     return {
-        "nodes": request.nodes, "node_rank": request.node_rank, "rendezvous": _meeting_point(request),
+        "nodes": request.nodes, "node_rank": request.node_rank, "rendezvous": _rendezvous_endpoint(request),
         "max_restarts": request.max_restarts,
     }  # fmt: skip
 
 
-def _meeting_point(request: Request) -> str:
+def _rendezvous_endpoint(request: Request) -> str:
     """HOST:PORT where machines meet; empty for one alone."""
     rendezvous, node_rank = request.rendezvous, request.node_rank
     if request.master_addr or request.master_port is not None:

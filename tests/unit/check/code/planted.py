@@ -421,7 +421,7 @@ right = sum((model(x) == y).sum().item() for x, y in valid_loader)  # <- whole-l
 for i, (x, y) in enumerate(tqdm(valid_loader)):  # <- whole-loader
     right += (model(x) == y).sum().item()
 test_loader = DataLoader(test_set, batch_size=8)
-right = sum((model(x) == y).sum().item() for x, y in run.batches(test_loader))
+right = sum((model(x) == y).sum().item() for x, y in run.eval_batches(test_loader))
 for x, y in test_loader:
     show(x)
 made = DataLoader(test_set)

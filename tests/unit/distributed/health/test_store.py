@@ -9,18 +9,18 @@ from typing import Any
 import pytest
 import torch.distributed as dist
 
-from samestep.distributed.health.store import PatientStore
+from samestep.distributed.health.store import TimeoutStore
 from samestep.environment.secret import Signer
 
 
 @pytest.fixture
-def store() -> Iterator[PatientStore]:
-    found = PatientStore(dist.HashStore(), seconds=30)  # type: ignore[attr-defined]
+def store() -> Iterator[TimeoutStore]:
+    found = TimeoutStore(dist.HashStore(), seconds=30)  # type: ignore[attr-defined]
     yield found
     found.close()
 
 
-def test_documents_come_back_and_missing_ones_are_none(store: PatientStore) -> None:
+def test_documents_come_back_and_missing_ones_are_none(store: TimeoutStore) -> None:
     store.set("beat", '{"step": 3}')
     assert store.has("beat")
     assert store.read("beat") == {"step": 3}
@@ -28,11 +28,11 @@ def test_documents_come_back_and_missing_ones_are_none(store: PatientStore) -> N
     assert store.read("other") is None
 
 
-def test_counters_add_up(store: PatientStore) -> None:
+def test_counters_add_up(store: TimeoutStore) -> None:
     assert [store.add("left", 1), store.add("left", 2), store.add("left", 0)] == [1, 3, 3]
 
 
-def test_what_was_set_first_stays(store: PatientStore) -> None:
+def test_what_was_set_first_stays(store: TimeoutStore) -> None:
     store.set_first("failed", '{"rank": 2}')
     store.set_first("failed", '{"rank": 0}')
     assert store.read("failed") == {"rank": 2}
@@ -54,7 +54,7 @@ class Broken:
 
 def test_a_store_that_broke_is_gone_and_is_not_called_again() -> None:
     broken = Broken()
-    found = PatientStore(broken, seconds=30)
+    found = TimeoutStore(broken, seconds=30)
     assert found.add("left", 1) is None
     assert found.is_gone
     assert not found.is_silent
@@ -71,7 +71,7 @@ def test_a_store_that_does_not_answer_in_time_is_silent() -> None:
             answers.wait(60)
             return 1
 
-    found = PatientStore(Silent(), seconds=0.02)
+    found = TimeoutStore(Silent(), seconds=0.02)
     assert found.add("left", 1) is None
     assert found.is_gone
     assert found.is_silent
@@ -80,7 +80,7 @@ def test_a_store_that_does_not_answer_in_time_is_silent() -> None:
 
 
 def test_a_closed_store_answers_nothing_and_may_be_closed_twice() -> None:
-    found = PatientStore(dist.HashStore(), seconds=30)  # type: ignore[attr-defined]
+    found = TimeoutStore(dist.HashStore(), seconds=30)  # type: ignore[attr-defined]
     found.set("beat", "{}")
     found.close()
     found.close()
@@ -91,7 +91,7 @@ def test_a_closed_store_answers_nothing_and_may_be_closed_twice() -> None:
 def test_what_somebody_without_the_secret_writes_is_not_there_and_reported_once() -> None:
     shared = dist.HashStore()  # type: ignore[attr-defined]
     told: list[str] = []
-    mine = PatientStore(shared, 30, Signer("a secret of this launch", "heartbeats"), told.append)
+    mine = TimeoutStore(shared, 30, Signer("a secret of this launch", "heartbeats"), told.append)
     shared.set("failed", '{"rank": 1, "message": "\\u001b[2J all is lost"}')
     assert not mine.has("failed")
     assert mine.read("failed") is None
@@ -105,6 +105,6 @@ def test_what_somebody_without_the_secret_writes_is_not_there_and_reported_once(
     mine.close()
 
 
-def test_texts_of_others_have_no_control_characters(store: PatientStore) -> None:
+def test_texts_of_others_have_no_control_characters(store: TimeoutStore) -> None:
     store.set("failed", '{"message": "\\u001b[31mred\\u0007", "inner": {"text": "a\\nb\\u009b"}}')
     assert store.read("failed") == {"message": "\\x1b[31mred\\x07", "inner": {"text": "a\nb\\x9b"}}

@@ -7,7 +7,7 @@ import pytest
 from samestep.distributed.tcp_store import serve_store
 from samestep.environment.secret import Signer
 from samestep.errors import LaunchError
-from samestep.launch.run.meeting import _elastic_store
+from samestep.launch.run.rendezvous import _elastic_store
 
 MINE, THEIRS = Signer("the secret of this launch", "agents"), Signer("that of somebody", "agents")
 

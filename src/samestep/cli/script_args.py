@@ -10,7 +10,7 @@ MODULE_OPTION = "-m"
 
 
 @dataclass(frozen=True)
-class ScriptWords:
+class ScriptArgs:
     """A command line for a script, taken apart."""
 
     ours: list[str]
@@ -19,7 +19,7 @@ class ScriptWords:
     """The script's own, untouched."""
 
 
-def split_words(words: Sequence[str], options: Mapping[str, bool], takes_any: bool = False) -> ScriptWords | None:
+def split_args(words: Sequence[str], options: Mapping[str, bool], takes_any: bool = False) -> ScriptArgs | None:
     """Take a command line for a script apart; None if it names none.
 
     Options before the script are ours and everything behind it is the script's, as torchrun has it.
@@ -42,10 +42,10 @@ def split_words(words: Sequence[str], options: Mapping[str, bool], takes_any: bo
     takes_overrides = not takes_any or (not is_module and _opens_run(words[at]))
     end = _skip_options(words, behind, options, takes_overrides)
     if end < len(words) and words[end] == "--":
-        return ScriptWords(list(words[:end]), tuple(words[end + 1 :]))
+        return ScriptArgs(list(words[:end]), tuple(words[end + 1 :]))
     if at > 0:
         end = behind
-    return ScriptWords(list(words[:end]), tuple(words[end:]))
+    return ScriptArgs(list(words[:end]), tuple(words[end:]))
 
 
 def _skip_options(words: Sequence[str], at: int, options: Mapping[str, bool], overrides: bool = False) -> int:

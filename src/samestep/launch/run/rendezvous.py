@@ -28,9 +28,9 @@ from torch.distributed.elastic.rendezvous.dynamic_rendezvous import (
     Token,
 )
 
-from samestep.distributed.rendezvous import Introduction, introduce
+from samestep.distributed.rendezvous import RankInfo, exchange_rank_info
 from samestep.distributed.tcp_store import join_store, serve_store
-from samestep.environment.interfaces import LOOPBACK, address_towards, meeting_address
+from samestep.environment.interfaces import LOOPBACK, address_towards, rendezvous_address
 from samestep.environment.secret import Signer
 from samestep.errors import InitError, LaunchError, NotAuthentic
 
@@ -43,7 +43,7 @@ _KEEP_ALIVE = {"keep_alive_interval": 2, "keep_alive_max_attempt": 8}
 make a node seem dead, since torch compares their times. Older versions of torch lack them."""
 
 
-class FixedMeeting(RendezvousHandler):
+class StaticRendezvous(RendezvousHandler):
     """Machines that are numbered, or one alone; the first one's agent serves the store of all.
 
     Args:
@@ -74,7 +74,7 @@ class FixedMeeting(RendezvousHandler):
         self._store: Any = None
 
     @classmethod
-    def of_one_machine(cls, name: str, seconds: float) -> FixedMeeting:
+    def of_one_machine(cls, name: str, seconds: float) -> StaticRendezvous:
         return cls(LOOPBACK, 0, 0, 1, name, seconds, None, lambda line: None)
 
     def next_rendezvous(self) -> RendezvousInfo:
@@ -85,7 +85,7 @@ class FixedMeeting(RendezvousHandler):
         return RendezvousInfo(store, self._node, self._nodes, where)
 
     def _meet(self) -> None:
-        own = meeting_address(self._address)
+        own = rendezvous_address(self._address)
         if self._node == 0:
             if own is None:
                 raise LaunchError(
@@ -100,8 +100,8 @@ class FixedMeeting(RendezvousHandler):
             self._store = join_store(self._address, [self._port], self._name, self._seconds, self._report, self._signer)
         if self._nodes > 1:
             towards, host = address_towards(self._address), socket.gethostname()
-            mine = Introduction(self._node, 0, host, (), None, towards, ())
-            introduce(self._store, mine, self._nodes, self._seconds, self._report, self._signer, "machine")
+            mine = RankInfo(self._node, 0, host, (), None, towards, ())
+            exchange_rank_info(self._store, mine, self._nodes, self._seconds, self._report, self._signer, "machine")
 
     def get_backend(self) -> str:
         return "static"
@@ -126,9 +126,9 @@ class FixedMeeting(RendezvousHandler):
         return True
 
 
-def elastic_meeting(host: str, port: int, fewest: int, most: int, name: str, signer: Signer) -> RendezvousHandler:
+def elastic_rendezvous(host: str, port: int, fewest: int, most: int, name: str, signer: Signer) -> RendezvousHandler:
     """Machines that come and go, which meet again each time."""
-    own = meeting_address(host)
+    own = rendezvous_address(host)
     store = _elastic_store(own, host, port, name, signer)
     make: Callable[..., RendezvousHandler] = DynamicRendezvousHandler.from_backend
     return make(

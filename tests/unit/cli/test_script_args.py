@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from samestep.cli.script_words import split_words
+from samestep.cli.script_args import split_args
 
 OPTIONS = {"--nproc": True, "--print": False, "-m": False, "--time": True}
 
@@ -36,7 +36,7 @@ def scripts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ],
 )
 def test_words_are_ours_or_the_scripts(words: str, ours: str, arguments: str) -> None:
-    found = split_words(words.split(), OPTIONS, takes_any=True)
+    found = split_args(words.split(), OPTIONS, takes_any=True)
     assert found is not None
     assert (found.ours, list(found.arguments)) == (ours.split(), arguments.split())
 
@@ -45,10 +45,10 @@ def test_words_are_ours_or_the_scripts(words: str, ours: str, arguments: str) ->
     "words", ["config.yaml --nproc 2", "--nproc out.py config.yaml", "--wrong plain.py", "-- plain.py", ""]
 )
 def test_a_command_line_without_a_script(words: str) -> None:
-    assert split_words(words.split(), OPTIONS, takes_any=True) is None
+    assert split_args(words.split(), OPTIONS, takes_any=True) is None
 
 
 def test_where_only_runs_are_taken_an_override_is_ours() -> None:
-    found = split_words(["plain.py", "epochs=1", "--lr", "1"], OPTIONS)
+    found = split_args(["plain.py", "epochs=1", "--lr", "1"], OPTIONS)
     assert found is not None
     assert (found.ours, found.arguments) == (["plain.py", "epochs=1"], ("--lr", "1"))

@@ -6,13 +6,13 @@ import math
 
 import torch
 
-from samestep.reduce.numbers_ring import NumbersRing
+from samestep.reduce.stats_ring import StepStatsRing
 
 CPU = torch.device("cpu")
 
 
 def test_measured_numbers_are_put_among_those_that_stay() -> None:
-    ring = NumbersRing(3, 7, CPU)
+    ring = StepStatsRing(3, 7, CPU)
     ring.write([0.0, None, torch.tensor([1.5, 2.5]), torch.tensor(7), 4.0, torch.tensor(0.25)])
     found = ring.next_row()
     numbers = found.fill(found.measured.tolist())
@@ -23,7 +23,7 @@ def test_measured_numbers_are_put_among_those_that_stay() -> None:
 
 
 def test_rows_last_until_as_many_others_have_been_written() -> None:
-    ring = NumbersRing(3, 2, CPU)
+    ring = StepStatsRing(3, 2, CPU)
     found = []
     for number in range(7):
         ring.write([torch.tensor(float(number)), 5.0])
@@ -33,7 +33,7 @@ def test_rows_last_until_as_many_others_have_been_written() -> None:
 
 
 def test_a_float64_keeps_its_bits_beside_others() -> None:
-    ring = NumbersRing(2, 5, CPU)
+    ring = StepStatsRing(2, 5, CPU)
     third, tenth = torch.tensor(1 / 3, dtype=torch.float64), torch.tensor(0.1)
     ring.write([tenth, third])
     found = ring.next_row()

@@ -32,7 +32,7 @@ class _Held(NamedTuple):
         return not (isinstance(now, _PLAIN) and type(now) is type(self.value) and now == self.value)
 
 
-class HostValues:
+class CapturedConstants:
     """Values that were read while a step was captured."""
 
     def __init__(self) -> None:
@@ -40,7 +40,7 @@ class HostValues:
         self._closure: list[tuple[Any, Any, str]] = []
 
     @classmethod
-    def of_loss(cls, loss: Callable[..., Any], modules: Sequence[nn.Module]) -> HostValues:
+    def of_loss(cls, loss: Callable[..., Any], modules: Sequence[nn.Module]) -> CapturedConstants:
         """Return what a loss can read: from modules, its closure, and the object it is a method of."""
         values = cls()
         values._held += _of_modules(modules)
@@ -58,7 +58,7 @@ class HostValues:
         return values
 
     @classmethod
-    def of_optimizers(cls, optimizers: Sequence[Optimizer]) -> HostValues:
+    def of_optimizers(cls, optimizers: Sequence[Optimizer]) -> CapturedConstants:
         """Return what optimizers read from their groups, but for the rates, which are on the device."""
         values = cls()
         values._held += _of_groups(optimizers)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 
-class ReplayedNumbers(NamedTuple):
+class ReplayedStats(NamedTuple):
     """The numbers of one replay: those that it measured, among those that stay."""
 
     measured: Tensor
@@ -35,7 +35,7 @@ class ReplayedNumbers(NamedTuple):
         return found
 
 
-class NumbersRing:
+class StepStatsRing:
     """Rows of numbers that the replays of a graph write one after the other."""
 
     def __init__(self, rows: int, most: int, device: torch.device) -> None:
@@ -79,8 +79,8 @@ class NumbersRing:
         self._rows = memory.unbind()
         self._known, self._places = known, [at for part in places.values() for at in part]
 
-    def next_row(self) -> ReplayedNumbers:
+    def next_row(self) -> ReplayedStats:
         """Return what the replay that was just started measures; good until as many others have been."""
         row = self._rows[self._turn]
         self._turn = (self._turn + 1) % len(self._rows)
-        return ReplayedNumbers(row, self._known, self._places)
+        return ReplayedStats(row, self._known, self._places)

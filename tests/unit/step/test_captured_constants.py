@@ -11,7 +11,7 @@ import torch
 from torch import nn
 from torch.optim import AdamW
 
-from samestep.step.host_values import HostValues, loss_code
+from samestep.step.captured_constants import CapturedConstants, loss_code
 
 WEIGHT = 0.5
 
@@ -29,8 +29,8 @@ def model() -> nn.Module:
     return nn.Sequential(nn.Linear(2, 2), nn.Dropout(0.1))
 
 
-def of_task(task: Task) -> HostValues:
-    return HostValues.of_loss(task.loss, [])
+def of_task(task: Task) -> CapturedConstants:
+    return CapturedConstants.of_loss(task.loss, [])
 
 
 def set_weight(task: Task) -> None:
@@ -65,7 +65,7 @@ def test_what_a_loss_reads_from_its_task_is_followed(change: Callable[[Task], An
 
 def test_a_method_inside_a_partial_is_found() -> None:
     task = Task()
-    values = HostValues.of_loss(partial(task.loss, batch=None), [])
+    values = CapturedConstants.of_loss(partial(task.loss, batch=None), [])
     task.weight = 3.0
     assert values.changed() == "Task.weight"
 
@@ -83,7 +83,7 @@ def test_a_closure_is_followed_and_a_lambda_made_anew_is_the_same_loss() -> None
     def made() -> Callable[[Any], float]:
         return lambda batch: scale
 
-    values, code = HostValues.of_loss(made(), []), loss_code(made())
+    values, code = CapturedConstants.of_loss(made(), []), loss_code(made())
     assert loss_code(made()) == code
     assert values.changed() is None
     scale = 2.0
@@ -96,7 +96,7 @@ def test_modules_modes_and_numbers_are_followed() -> None:
         (lambda: setattr(net[1], "p", 0.3), "Sequential.1.p"),
         (lambda: net[0].eval(), "Sequential.0.training"),
     ):
-        values = HostValues.of_loss(lambda batch: 0.0, [net])
+        values = CapturedConstants.of_loss(lambda batch: 0.0, [net])
         assert values.changed() is None
         change()
         assert values.changed() == name
@@ -104,7 +104,7 @@ def test_modules_modes_and_numbers_are_followed() -> None:
 
 def test_groups_are_followed_but_for_their_rates() -> None:
     optimizer = AdamW(model().parameters())
-    values = HostValues.of_optimizers([optimizer])
+    values = CapturedConstants.of_optimizers([optimizer])
     optimizer.param_groups[0]["lr"] = 0.5
     assert values.changed() is None
     optimizer.param_groups[0]["betas"] = (0.8, 0.99)
@@ -119,7 +119,7 @@ def test_values_are_put_back_after_a_trial() -> None:
         scale += 1
         return scale
 
-    of_closure, values = HostValues.of_loss(loss, []), of_task(task)
+    of_closure, values = CapturedConstants.of_loss(loss, []), of_task(task)
     loss(None)
     task.loss(None)
     assert values.changed()

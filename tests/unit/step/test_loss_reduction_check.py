@@ -10,8 +10,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from samestep.step.loss_reduction_check import ReductionCheckedTerms, is_mean, warning_about
 from samestep.step.loss_terms import OneLoss
-from samestep.step.mean_as_sum import CheckedTerms, is_mean, warning_about
 
 N = 8
 LABELS = torch.arange(N) % 3
@@ -98,7 +98,7 @@ def test_losses_with_names_are_named() -> None:
 
 def test_only_the_first_loss_is_looked_at() -> None:
     lines: list[str] = []
-    terms = CheckedTerms(OneLoss(), lines.append)
+    terms = ReductionCheckedTerms(OneLoss(), lines.append)
     for _ in range(3):
         loss, count = terms.combine((outputs().mean(), N), N)
     assert len(lines) == 1

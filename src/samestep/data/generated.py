@@ -20,7 +20,7 @@ GetBatch = Callable[[torch.Generator, int], Any]
 """`get_batch(generator, size)`: a batch of so many samples, drawn with the generator."""
 
 
-class drawn:  # noqa: N801 - reads as a verb where it is used
+class Generated:
     """Batches that a function draws itself, as data for `run.steps` or `train_data`.
 
     The function is called once for each lane of each step, with a generator whose numbers follow from
@@ -37,17 +37,17 @@ class drawn:  # noqa: N801 - reads as a verb where it is used
             y = torch.stack([tokens[i + 1 : i + 257] for i in at])
             return x, y
 
-        for step in run.steps(samestep.drawn(get_batch)): ...
+        for step in run.steps(samestep.Generated(get_batch)): ...
     """
 
     def __init__(self, get_batch: GetBatch, steps_per_epoch: int | None = None) -> None:
         _refuse_other_parameters(get_batch)
         if steps_per_epoch is not None and steps_per_epoch < 1:
-            raise TaskError(f"samestep.drawn got steps_per_epoch={steps_per_epoch}: an epoch has some")
+            raise TaskError(f"samestep.Generated got steps_per_epoch={steps_per_epoch}: an epoch has some")
         self.get_batch, self.steps_per_epoch = get_batch, steps_per_epoch
 
 
-def drawn_source(setup: RunSetup, data: drawn) -> MapSource:
+def generated_source(setup: RunSetup, data: Generated) -> MapSource:
     """Return the steps of drawn data.
 
     Raises:
@@ -57,7 +57,7 @@ def drawn_source(setup: RunSetup, data: drawn) -> MapSource:
     steps = data.steps_per_epoch or config.steps_per_epoch or config.steps
     if steps is None:
         raise TaskError(
-            "what a function draws has no end: set steps, or give samestep.drawn the steps_per_epoch of "
+            "what a function draws has no end: set steps, or give samestep.Generated the steps_per_epoch of "
             f"{config.epochs} epochs"
         )
     samples = steps * setup.batch.global_batch
@@ -127,6 +127,6 @@ def _refuse_other_parameters(get_batch: GetBatch) -> None:
     except TypeError as error:
         name = getattr(get_batch, "__name__", type(get_batch).__name__)
         raise TaskError(
-            f"samestep.drawn calls {name}(generator, size), with a torch.Generator and the number of samples "
+            f"samestep.Generated calls {name}(generator, size), with a torch.Generator and the number of samples "
             f"of a lane: {error}"
         ) from None

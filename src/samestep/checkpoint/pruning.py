@@ -18,7 +18,7 @@ _QUESTION, _ANSWER = "asked.json", "answer.json"
 
 
 @dataclass(frozen=True)
-class Question:
+class IntermediateValue:
     """The value of `best.metric` after a step."""
 
     step: int
@@ -26,7 +26,7 @@ class Question:
 
 
 @dataclass(frozen=True)
-class Answer:
+class PruneDecision:
     """The decision whether the run that asked after this step ends with it."""
 
     step: int
@@ -34,28 +34,28 @@ class Answer:
     reason: str = ""
 
 
-def read_question(folder: Path) -> Question | None:
+def read_value(folder: Path) -> IntermediateValue | None:
     """Return what the run of this directory has asked last."""
     document = _read(folder / _QUESTION)
-    return None if document is None else Question(int(document["step"]), float(document["value"]))
+    return None if document is None else IntermediateValue(int(document["step"]), float(document["value"]))
 
 
-def write_question(folder: Path, question: Question) -> None:
+def write_value(folder: Path, question: IntermediateValue) -> None:
     """Ask."""
     _write(folder / _QUESTION, asdict(question))
 
 
-def write_answer(folder: Path, answer: Answer) -> None:
-    """Answer what the run has asked."""
+def write_decision(folder: Path, answer: PruneDecision) -> None:
+    """PruneDecision what the run has asked."""
     _write(folder / _ANSWER, asdict(answer))
 
 
-def read_answer(folder: Path) -> Answer | None:
+def read_decision(folder: Path) -> PruneDecision | None:
     """Return the last answer that was given."""
     document = _read(folder / _ANSWER)
     if document is None:
         return None
-    return Answer(int(document["step"]), bool(document["stop"]), str(document["reason"]))
+    return PruneDecision(int(document["step"]), bool(document["stop"]), str(document["reason"]))
 
 
 def _write(path: Path, document: dict[str, Any]) -> None:

@@ -12,7 +12,7 @@ from samestep.environment.hardware import Hardware
 from samestep.errors import LaunchError
 from samestep.launch.commands import torchrun as torchrun_module
 from samestep.sweep import packing as packing_module
-from samestep.sweep.packing import Packing, pack
+from samestep.sweep.resource_plan import ResourcePlan, pack
 from samestep.sweep.schema import SweepConfig
 
 
@@ -25,7 +25,9 @@ def machine(gpus: int = 0, cpus: int = 8) -> Hardware:
 
 @pytest.fixture
 def packed(monkeypatch: pytest.MonkeyPatch) -> Any:
-    def packed(here: Hardware, trials: int = 20, variables: dict[str, str] | None = None, **values: Any) -> Packing:
+    def packed(
+        here: Hardware, trials: int = 20, variables: dict[str, str] | None = None, **values: Any
+    ) -> ResourcePlan:
         monkeypatch.setattr(packing_module, "quick_hardware", lambda environ: here)
         monkeypatch.setattr(packing_module, "expects_gpu", lambda environ: here.device_count > 0)
         monkeypatch.setattr(torchrun_module, "owned_cpus", lambda environ: here.cpus)

@@ -21,7 +21,7 @@ from samestep.words import counted
 
 
 @dataclass(frozen=True)
-class Packing:
+class ResourcePlan:
     """Trials on the GPUs or CPUs of this machine."""
 
     parallel: int
@@ -43,7 +43,7 @@ class Packing:
         return {"CUDA_VISIBLE_DEVICES": ",".join(mine)}
 
 
-def pack(sweep: SweepConfig, base: Config, trials: int, environ: Mapping[str, str]) -> Packing:
+def pack(sweep: SweepConfig, base: Config, trials: int, environ: Mapping[str, str]) -> ResourcePlan:
     """Share this machine out to trials.
 
     Args:
@@ -74,7 +74,7 @@ def pack(sweep: SweepConfig, base: Config, trials: int, environ: Mapping[str, st
     devices = named.split(",") if named else [str(number) for number in range(gpus)]
     shared = tuple(devices) if gpus and parallel > 1 else ()
     summary = _summary(parallel, ranks, threads, hardware.cpus, gpus)
-    return Packing(parallel, ranks, threads.value, shared, summary)
+    return ResourcePlan(parallel, ranks, threads.value, shared, summary)
 
 
 def rank_threads(base: Config, cpus: Fact[int], ranks: int, environ: Mapping[str, str]) -> Fact[int]:

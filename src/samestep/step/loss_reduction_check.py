@@ -25,7 +25,7 @@ _KEPT_BY = ("ToCopyBackward", "AliasBackward", "ViewBackward", "CloneBackward", 
 _DEEPEST = 32
 
 
-class CheckedTerms:
+class ReductionCheckedTerms:
     """A run's losses, the first of which is looked at."""
 
     def __init__(self, terms: LossTerms, warn: Callable[[str], None]) -> None:
