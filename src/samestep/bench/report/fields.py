@@ -2,10 +2,19 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal
+
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveInt,
+    ValidationError,
+)  # fmt: skip
 
 from samestep.bench.statistics import Spread
 from samestep.errors import TextError
@@ -45,9 +54,85 @@ def spread(row: Row) -> Spread:
     return Spread(*(float(row[name]) for name in _SPREAD))
 
 
-def is_number(value: object) -> bool:
-    """Return whether it is one, and finite."""
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+class _Row(BaseModel):
+    """Fields of every row; others are kept as they are."""
+
+    model_config = ConfigDict(strict=True, allow_inf_nan=False)
+    world: PositiveInt
+    seconds: Annotated[list[PositiveFloat], Field(min_length=1)] | None = None
+
+
+class _Timed(_Row):
+    median: PositiveFloat
+    low: PositiveFloat
+    high: PositiveFloat
+
+
+class _Range(BaseModel):
+    """A ratio with its range."""
+
+    model_config = ConfigDict(strict=True, allow_inf_nan=False)
+    median: float
+    low: float
+    high: float
+
+
+class _Scaling(_Timed):
+    mode: Literal["weak", "strong"]
+    workload: str
+    contestant: str
+    precision: str
+    backend: str
+    global_batch: NonNegativeInt
+    efficiency: _Range | None = None
+    ratio_to_ddp: _Range | None = None
+    phases: dict[str, _Range] | None = None
+
+
+class _Memory(_Row):
+    """Sizes are None where a part cannot be told from the others."""
+
+    part: str
+    predicted_bytes: float | None = None
+    measured_bytes: float | None = None
+    low: float | None = None
+    high: float | None = None
+
+
+class _Checkpoint(_Timed):
+    action: str
+    bytes: NonNegativeInt
+
+
+class _Loader(_Timed):
+    workers: NonNegativeInt
+    prefetch: NonNegativeInt
+
+
+class _Comm(_Timed):
+    operation: str
+    bytes: NonNegativeInt
+    bus_bytes: float
+
+
+class _Growth(BaseModel):
+    model_config = ConfigDict(strict=True, allow_inf_nan=False)
+    leaks: bool
+    rank: int
+    host: str
+    slope_bytes_per_step: float
+    low: float
+    high: float
+    steps: float
+
+
+class _Leak(_Row):
+    leak: _Growth
+
+
+_KINDS: Mapping[str, type[_Row]] = {
+    "scaling": _Scaling, "memory": _Memory, "checkpoint": _Checkpoint, "loader": _Loader, "comm": _Comm,
+}  # fmt: skip
 
 
 def check_rows(file: Path, kind: str, rows: object) -> None:
@@ -57,88 +142,14 @@ def check_rows(file: Path, kind: str, rows: object) -> None:
         TextError: with the first field that is missing, or holds something else.
     """
     for number, row in enumerate(rows if isinstance(rows, list) else [rows], start=1):
-        wrong = _wrong(kind, row)
-        if wrong:
-            raise TextError(f"{file}: row {number} of kind {short(repr(kind))} {wrong}")
-
-
-def _wrong(kind: str, row: object) -> str:
-    if not isinstance(row, dict):
-        return "holds no fields"
-    if not (isinstance(row.get("world"), int) and row["world"] >= 1):
-        return f"has world {short(repr(row.get('world')))}: a number of ranks is needed"
-    needed = _LEAK if "leak" in row else _NEEDED.get(kind, {})
-    for name, is_right in needed.items():
-        if not is_right(row.get(name)):
-            return f"has {name} {short(repr(row.get(name)))}, which a report cannot be made of"
-    rounds = row.get("seconds")
-    if rounds is not None and not _is_rounds(rounds):
-        return "has seconds that are no list of times"
-    return ""
-
-
-def _is_text(value: object) -> bool:
-    return isinstance(value, str)
-
-
-def _is_mode(value: object) -> bool:
-    return value in ("weak", "strong")
-
-
-def _is_count(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
-
-
-def _is_time(value: object) -> bool:
-    return is_number(value) and isinstance(value, (int, float)) and value > 0
-
-
-def _is_rounds(value: object) -> bool:
-    return isinstance(value, list) and bool(value) and all(map(_is_time, value))
-
-
-def _is_size(value: object) -> bool:
-    """Or none, where a part cannot be told from the others."""
-    return value is None or is_number(value)
-
-
-def _is_spread(value: object) -> bool:
-    return isinstance(value, dict) and all(is_number(value.get(name)) for name in _SPREAD)
-
-
-def _is_spread_or_none(value: object) -> bool:
-    return value is None or _is_spread(value)
-
-
-def _are_phases(value: object) -> bool:
-    return value is None or (isinstance(value, dict) and all(map(_is_spread, value.values())))
-
-
-def _is_leak(value: object) -> bool:
-    figures = ("slope_bytes_per_step", "low", "high", "steps")
-    return (
-        isinstance(value, dict)
-        and isinstance(value.get("leaks"), bool)
-        and isinstance(value.get("rank"), int)
-        and isinstance(value.get("host"), str)
-        and all(is_number(value.get(name)) for name in figures)
-    )
-
-
-_LEAK: Mapping[str, Callable[[object], bool]] = {"leak": _is_leak}
-_TIMED: Mapping[str, Callable[[object], bool]] = {name: _is_time for name in _SPREAD}
-_NEEDED: Mapping[str, Mapping[str, Callable[[object], bool]]] = {
-    "scaling": {
-        "mode": _is_mode,
-        **{name: _is_text for name in ("workload", "contestant", "precision", "backend")},
-        **_TIMED,
-        "global_batch": _is_count,
-        "efficiency": _is_spread_or_none,
-        "ratio_to_ddp": _is_spread_or_none,
-        "phases": _are_phases,
-    },
-    "memory": {"part": _is_text, **{name: _is_size for name in ("predicted_bytes", "measured_bytes", "low", "high")}},
-    "checkpoint": {"action": _is_text, "bytes": _is_count, **_TIMED},
-    "loader": {"workers": _is_count, "prefetch": _is_count, **_TIMED},
-    "comm": {"operation": _is_text, "bytes": _is_count, "bus_bytes": is_number, **_TIMED},
-}
+        if not isinstance(row, dict):
+            raise TextError(f"{file}: row {number} of kind {short(repr(kind))} holds no fields")
+        model = _Leak if "leak" in row else _KINDS.get(kind, _Row)
+        try:
+            model.model_validate(row)
+        except ValidationError as error:
+            name = str(error.errors()[0]["loc"][0])
+            raise TextError(
+                f"{file}: row {number} of kind {short(repr(kind))} has {name} {short(repr(row.get(name)))}, which a "
+                "report cannot be made of"
+            ) from None
