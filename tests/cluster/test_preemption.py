@@ -92,7 +92,7 @@ def test_a_job_that_is_warned_of_its_end_saves_and_requeues_itself(
     slurm: Slurm, tmp_path: Path, untouched: RunRecord, style: str
 ) -> None:
     training = Training.slow(tmp_path, checkpoint={"every_minutes": None, "every_epochs": None})
-    job = submitted(slurm, training, "--style", style)
+    job = submitted(slurm, training, f"launch.slurm.style={style}")
     wait_for(lambda: training.steps_of("run") >= 2)
     slurm.run(["scancel", *WARNINGS[style], job])
     wait_for(lambda: slurm.show(job)["Restarts"] == "1")

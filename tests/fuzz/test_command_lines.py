@@ -73,9 +73,9 @@ options = st.one_of(
     st.tuples(st.just("--hosts"), one_of(*HOSTS)),
     st.tuples(st.just("--max-restarts"), one_of(*NUMBERS)),
     st.tuples(st.just("--via"), st.sampled_from(["torchrun", "srun", "slurm", "ssh", "x", ""])),
-    st.tuples(st.sampled_from(["--time", "--partition", "--array", "--mail-user"]), ODD),
+    st.tuples(st.sampled_from(["--time", "--partition", "--array"]), ODD),
     st.tuples(st.sampled_from(["--gpus-per-node", "--cpus-per-task"]), one_of(*NUMBERS)),
-    st.tuples(st.sampled_from(["--zzz", "--json", "--follow", "--style"])),
+    st.tuples(st.sampled_from(["--zzz", "--json", "--follow"])),
 )
 launches = st.tuples(files, overrides, st.lists(options, max_size=4)).map(
     lambda parts: ["launch", parts[0], *parts[1], *(w for pair in parts[2] for w in pair), "--print"]

@@ -9,17 +9,14 @@
 #SBATCH --partition=gpu
 #SBATCH --time=12:00:00
 #SBATCH --account=proj
-#SBATCH --qos=high
 #SBATCH --mem=64G
-#SBATCH --constraint="a100&nvlink"
 #SBATCH --array=0-3%2
-#SBATCH --mail-user=me@site.org
-#SBATCH --mail-type=ALL
 #SBATCH --output="/data/my project/runs/tiny/slurm/%A_%a.out"
 #SBATCH --open-mode=append
 #SBATCH --signal=USR1@300
 #SBATCH --no-requeue
-#SBATCH --nice=100
+#SBATCH --qos=high
+#SBATCH "--constraint=a100&nvlink"
 #SBATCH "--comment=two words"
 
 set -eo pipefail

@@ -39,19 +39,15 @@ class SlurmConfig(BaseModel):
     partition: Line | None = Field(None, description="sbatch --partition")
     time: Line | None = Field(None, description="sbatch --time, such as 12:00:00")
     account: Line | None = Field(None, description="sbatch --account")
-    qos: Line | None = Field(None, description="sbatch --qos")
     mem: Line | None = Field(None, description="sbatch --mem, such as 64G")
     cpus_per_task: Cpus | None = Field(None, description="CPUs for each rank")
     gpus_per_node: Gpus | None = Field(None, description="GPUs, and so ranks, on each node")
-    constraint: Line | None = Field(None, description="sbatch --constraint")
     array: Line | None = Field(None, description="sbatch --array; {array} in overrides is the task's number")
-    mail_user: Line | None = Field(None, description="sbatch --mail-user")
-    mail_type: Line = Field("END,FAIL", description="sbatch --mail-type, with mail_user")
     warn_seconds: SlurmSeconds | None = Field(
         120, description="seconds before the time limit at which the run saves and is requeued"
     )
     requeue: bool = Field(True, description="let Slurm start the job again after a preemption")
-    extra: tuple[Line, ...] = Field((), max_length=MOST_ENTRIES, description="more sbatch options, such as --nice=100")
+    extra: tuple[Line, ...] = Field((), max_length=MOST_ENTRIES, description="more sbatch options, such as --qos=high")
 
 
 class LaunchConfig(BaseModel):

@@ -50,17 +50,13 @@ EVERYTHING = {
     "partition": "gpu",
     "time": "12:00:00",
     "account": "proj",
-    "qos": "high",
     "mem": "64G",
     "cpus_per_task": 4,
     "gpus_per_node": 2,
-    "constraint": "a100&nvlink",
     "array": "0-3%2",
-    "mail_user": "me@site.org",
-    "mail_type": "ALL",
     "warn_seconds": 300,
     "requeue": False,
-    "extra": ["--nice=100", "--comment=two words"],
+    "extra": ["--qos=high", "--constraint=a100&nvlink", "--comment=two words"],
 }
 
 
@@ -179,11 +175,6 @@ def test_the_ranks_of_torch_distributed_launch_get_their_number_as_it_gave_it() 
     legacy = torchrun_command(everywhere(launch_method="torch.distributed.launch"), 2)
     assert legacy.rank_argv[-2:] == ("--launched", "--local-rank=${local_rank}")
     assert torchrun_command(everywhere(), 2).rank_argv[-1] == "--launched"
-
-
-def test_no_mail_is_requested_without_an_address() -> None:
-    found = directives(slurm_job(everywhere({"slurm": {"mail_type": "ALL"}}), None, 1))
-    assert not [line for line in found if line.startswith("--mail")]
 
 
 def test_without_a_warning_there_is_no_signal() -> None:
@@ -421,7 +412,7 @@ MISTAKES = [
     ("a range of nodes by mpirun", requested("slurm", "launch.slurm.style=mpirun", nodes="1:2"),
      LaunchError, ["style mpirun do not come and go"]),
     ("restarts by srun", requested("slurm", max_restarts=2), LaunchError,
-     ["--max-restarts is 2", "Slurm restarts the job", "--style torchrun"]),
+     ["--max-restarts is 2", "Slurm restarts the job", "style=torchrun"]),
     ("slurm with more ranks than lanes", requested("slurm", nodes=3, nproc=3), PlanError,
      ["Start 8 ranks or fewer, or set lanes to 9 or more"]),
     ("slurm against world_size", requested("slurm", "distributed.world_size=4", nproc=2),
@@ -561,13 +552,13 @@ CLI_MISTAKES = [
      ["--partition, --time is for Slurm, but the launcher is torchrun: add --via slurm"]),
     ("an array by mpirun", ["--via", "mpirun", "--nproc", "2", "--array", "0-3"],
      ["--array is for Slurm, but the launcher is mpirun"]),
-    ("a style nobody knows", ["--via", "slurm", "--style", "pbs"],
+    ("a style nobody knows", ["--via", "slurm", "launch.slurm.style=pbs"],
      ["launch.slurm.style", "you set 'pbs'", "one of srun, torchrun, mpirun"]),
     ("no gpus", ["--via", "slurm", "--gpus-per-node", "0"],
      ["launch.slurm.gpus_per_node", "at least 1"]),
     ("two lines for a partition", ["--via", "slurm", "--partition", "a\nb"],
      ["launch.slurm.partition"]),
-    ("an empty account", ["--via", "slurm", "--account", ""], ["launch.slurm.account"]),
+    ("an empty account", ["--via", "slurm", 'launch.slurm.account=""'], ["launch.slurm.account"]),
     ("a task's number without an array", ["seed={array}", "--via", "slurm"],
      ["an override has {array}, but there is no --array"]),
     ("a name for each task", ["name=x-{array}", "--via", "slurm", "--array", "0-3"],
@@ -602,7 +593,7 @@ def test_a_mistake_on_the_command_line_names_the_fix(folder: Path, arguments: li
 @pytest.mark.requirement("004-3.2-5")
 def test_options_of_slurm_become_lines_of_the_script(folder: Path) -> None:
     arguments = ["--via", "slurm", "--nodes", "2", "--gpus-per-node", "4", "--time", "12:00:00"]
-    arguments += ["--partition", "gpu two", "--mail-user", "me@x", "--array", "0-3"]
+    arguments += ["--partition", "gpu two", "--array", "0-3", "launch.slurm.extra=[--mail-user=me@x]"]
     done = CliRunner().invoke(app, ["launch", "run.yaml", "seed={array}", *arguments, "--print"])
     assert done.exit_code == 0, done.output
     for line in (

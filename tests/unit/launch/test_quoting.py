@@ -457,7 +457,7 @@ def lines_of(script: str) -> list[str]:
     return [lines[n].removeprefix("#SBATCH ") for n in marked]
 
 
-OPTIONS = ("partition", "time", "account", "qos", "mem", "constraint", "mail_user", "mail_type")
+OPTIONS = ("partition", "time", "account", "mem")
 
 
 @settings(few, max_examples=60)

@@ -84,7 +84,7 @@ def slurm_job(rank_command: RankCommand, nodes: Size | None, nproc: int | None, 
         if max_restarts:
             raise LaunchError(
                 f"--max-restarts is {max_restarts}, but with the style {options.style} Slurm restarts "
-                "the job: leave it out, or use --style torchrun"
+                "the job: leave it out, or set launch.slurm.style=torchrun"
             )
     if options.array is not None:
         rank_command = _in_an_array(rank_command)
@@ -128,12 +128,8 @@ def directives(job: SlurmJob) -> list[str]:
         ("partition", options.partition),
         ("time", options.time),
         ("account", options.account),
-        ("qos", options.qos),
         ("mem", options.mem),
-        ("constraint", options.constraint),
         ("array", options.array),
-        ("mail-user", options.mail_user),
-        ("mail-type", options.mail_type if options.mail_user else None),
         ("output", str(job.folder).replace("%", "%%") + f"/{file}"),
         ("open-mode", "append"),
         ("signal", options.warn_seconds and _signal(options.style, options.warn_seconds)),
