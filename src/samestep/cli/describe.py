@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -32,19 +33,28 @@ def describe_environment() -> list[tuple[Any, ...]]:
 
 
 def describe_config(file: Path, overrides: Sequence[str]) -> list[tuple[Any, ...]]:
-    """(key, value, origin, reason) for every key, with `auto` resolved on this process."""
+    """Return (key, value, origin, reason) for every key, with `auto` resolved on this process.
+
+    On a machine without torch, such as a login node, `auto` stays.
+
+    Raises:
+        ConfigError: with every mistake at once; the task's file must be here, and have the class.
+    """
     loaded = read_config(file, overrides, look=True)
     environ, config = process_environment(), loaded.config
     launch = detect_launch(environ)
-    place = decide_placement(config.distributed, quick_hardware(environ), launch, config.same)
-    resolved = {key: (value, reason) for key, value, reason in place.rows()}
+    place: Placement | None = None
+    with suppress(ModuleNotFoundError):
+        place = decide_placement(config.distributed, quick_hardware(environ), launch, config.same)
+    world = launch.world if place is None else place.world.value
+    resolved = {} if place is None else {key: (value, reason) for key, value, reason in place.rows()}
     rows: list[tuple[Any, ...]] = []
     for key, value, origin in loaded.rows():
         if value == "auto" and key in resolved:
             found, reason = resolved[key]
-            rows.append((key, found, _origin(key, launch, place), reason))
+            rows.append((key, found, _origin(key, launch), reason))
         elif key == "lanes" and value is None:
-            rows.append((key, config.lane_count(place.world.value), "default", _lane_size(config, place)))
+            rows.append((key, config.lane_count(world), "default", _lane_size(config, world)))
         elif key == "run_dir" and value is None:
             rows.append((key, str(config.run_path), "default", "runs/<name>"))
         else:
@@ -52,13 +62,13 @@ def describe_config(file: Path, overrides: Sequence[str]) -> list[tuple[Any, ...
     return rows
 
 
-def _lane_size(config: Config, place: Placement) -> str:
+def _lane_size(config: Config, world: int) -> str:
     if config.leaves_batch_open:
         return "equal parts of the DataLoader's batch"
-    return f"{config.batch_plan(place.world.value).lane_batch} samples a lane"
+    return f"{config.batch_plan(world).lane_batch} samples per lane"
 
 
-def _origin(key: str, launch: LaunchFacts, place: Placement) -> str:
+def _origin(key: str, launch: LaunchFacts) -> str:
     """Return whether an `auto` was resolved from launch variables or from the machine."""
     by_launch = ("world_size", "rank", "num_nodes", "node_rank", "num_gpus_per_node", "master_")
     by_launcher = key.removeprefix("distributed.").startswith(by_launch)
