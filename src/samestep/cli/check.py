@@ -12,12 +12,12 @@ import typer
 
 from samestep.cli.app import STARTING, AsJson, LocalRank, app, guarded, print_rows, split_overrides, usable_words
 from samestep.environment.launch import detect_launch
+from samestep.environment.torch_build import installed_torch
 from samestep.environment.variables import exporting, process_environment, thread_variables
 from samestep.errors import LaunchError
 
 if TYPE_CHECKING:
     from samestep.check.code.rule import Rule
-    from samestep.check.machine.findings import Examination
 
 _CONFIGS = (".yaml", ".yml", ".json")
 FOUND_IN_CODE = 5
@@ -66,11 +66,7 @@ def check(
         else:
             if rules or ignore or report is not None:
                 raise LaunchError("--rules, --ignore and --report are for code: name a folder or a file")
-            found = _check_machine(config, overrides, as_json)
-            exit_code = found.exit_code
-            if found.alone and found.rank:
-                # A launcher ends all ranks when the first one exits: let rank 0 print its findings.
-                time.sleep(3)
+            exit_code = _check_machine(config, overrides, as_json)
     raise typer.Exit(exit_code)
 
 
@@ -93,19 +89,26 @@ def _print_facts(as_json: bool) -> None:
         print_rows(("fact", "value", "reason"), rows)
 
 
-def _check_machine(config: Path | None, overrides: list[str], as_json: bool) -> Examination:
+def _check_machine(config: Path | None, overrides: list[str], as_json: bool) -> int:
     with ExitStack() as scope:
         loaded = None
         if config is not None:
             from samestep.config import read_config
 
             loaded = read_config(config, overrides, look=True).config
+            if installed_torch() is None:
+                typer.echo(f"{config} is a valid config. Nothing else was checked: torch is not installed here")
+                return 0
             threads = loaded.distributed.threads_per_rank
             scope.enter_context(exporting({} if threads == "auto" else thread_variables(threads)))
         from samestep.check.machine.examine import examine
         from samestep.check.machine.show import print_examination
 
-        return examine(loaded, None, show=lambda found: print_examination(found, as_json))
+        found = examine(loaded, None, show=lambda found: print_examination(found, as_json))
+    if found.alone and found.rank:
+        # A launcher ends all ranks when the first one exits: let rank 0 print its findings.
+        time.sleep(3)
+    return found.exit_code
 
 
 def _list(rules: list[Rule]) -> int:

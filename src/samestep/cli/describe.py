@@ -38,9 +38,9 @@ def describe_config(file: Path, overrides: Sequence[str]) -> list[tuple[Any, ...
     On a machine without torch, such as a login node, `auto` stays.
 
     Raises:
-        ConfigError: with every mistake at once; the task's file must be here, and have the class.
+        ConfigError: with every mistake at once.
     """
-    loaded = read_config(file, overrides, look=True)
+    loaded = read_config(file, overrides)
     environ, config = process_environment(), loaded.config
     launch = detect_launch(environ)
     place: Placement | None = None

@@ -780,18 +780,18 @@ def test_a_login_node_writes_what_it_shows(login_node: Path) -> None:
 
 
 def test_a_login_node_checks_a_config(login_node: Path) -> None:
-    missing = without_torch(login_node, "show", "run.yaml")
+    missing = without_torch(login_node, "check", "run.yaml")
     assert missing.returncode == 2
     assert "task.py cannot be read: No such file" in missing.stderr
     (login_node / "task.py").write_text("class Other: ...\n")
-    other = without_torch(login_node, "show", "run.yaml")
+    other = without_torch(login_node, "check", "run.yaml")
     assert other.returncode == 2
     assert "it has Other" in other.stderr
     name = load_config(login_node / "run.yaml").task.rpartition(":")[2]
     (login_node / "task.py").write_text(f"raise SystemExit\nclass {name}: ...\n")
-    done = without_torch(login_node, "show", "run.yaml")
+    done = without_torch(login_node, "check", "run.yaml")
     assert done.returncode == 0, done.stderr
-    wrong = without_torch(login_node, "show", "run.yaml", "epochs=0")
+    wrong = without_torch(login_node, "check", "run.yaml", "epochs=0")
     assert wrong.returncode == 2
     assert "epochs" in wrong.stderr
 
