@@ -7,6 +7,7 @@ its command must be a process that starts from nothing: `cold="..."`.
 from __future__ import annotations
 
 import os
+import pty
 import signal
 import subprocess
 import sys
@@ -97,3 +98,28 @@ def processes_of(folder: Path) -> list[int]:
 def children_of(pid: int) -> list[int]:
     """The processes that a process started."""
     return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
+def on_a_terminal(*words: Any, cwd: Path) -> tuple[int, str, str]:
+    """The exit code, the output, and what was written to the terminal, which is standard error."""
+    ours, theirs = pty.openpty()
+    command = [sys.executable, "-m", "samestep", *map(str, words)]
+    size = {"COLUMNS": "150", "LINES": "30", "TERM": "xterm"}
+    with subprocess.Popen(
+        command, cwd=cwd, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=theirs, text=True,
+        env={**os.environ, **size},
+    ) as process:  # fmt: skip
+        os.close(theirs)
+        shown = b""
+        while True:
+            try:
+                found = os.read(ours, 65536)
+            except OSError:  # Linux, when the other end is closed
+                break
+            if not found:  # macOS
+                break
+            shown += found
+        assert process.stdout is not None
+        output = process.stdout.read()
+    os.close(ours)
+    return process.returncode, output, shown.decode()

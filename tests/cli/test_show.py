@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 from pathlib import Path
 
@@ -12,7 +13,7 @@ from typer.testing import CliRunner
 
 from samestep.checkpoint.run_result import RunResult, write_result
 from samestep.cli import app
-from tests.cli.processes import TASKS, samestep, started, wait_for
+from tests.cli.processes import TASKS, on_a_terminal, samestep, started, wait_for
 
 
 @pytest.fixture
@@ -116,3 +117,12 @@ def test_runs_are_listed_with_what_they_have_come_to(tmp_path: Path, monkeypatch
     assert [(one["run"], one["status"], one["world"]) for one in listed] == [
         ("runs/first", "finished", 2), ("runs/study/trial-0001", "failed", 1),
     ]  # fmt: skip
+
+
+def test_a_terminal_shows_each_run_of_a_proof_with_its_time(config: Path, tmp_path: Path) -> None:
+    words = ("verify", config, "--worlds", "1,2", "--steps", "2", "--json")
+    code, output, shown = on_a_terminal(*words, cwd=tmp_path)
+    assert code == 0, shown
+    assert json.loads(output)["kept"]
+    for line in ("running on 1 rank", "running on 2 ranks"):
+        assert re.search(rf"✓[^\n]*{line}[^\n]*0:00:\d\d", shown), shown

@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import json
 import os
-import pty
 import signal
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.cli.processes import processes_of, samestep, started, wait_for
+from tests.cli.processes import on_a_terminal, processes_of, samestep, started, wait_for
 from tests.cli.tiny_sweep import write_sweep
 
 SAVED = 75
@@ -139,31 +136,6 @@ def test_a_running_sweep_is_not_run_twice_and_stops_on_request(tmp_path: Path) -
     assert resumed.returncode == 0, resumed.stderr
     assert [trial["state"] for trial in trials("tiny", tmp_path)] == ["complete"]
     assert coordinator("tiny", tmp_path) is None
-
-
-def on_a_terminal(*words: Any, cwd: Path) -> tuple[int, str, str]:
-    """The exit code, the output, and what was written to the terminal, which is standard error."""
-    ours, theirs = pty.openpty()
-    command = [sys.executable, "-m", "samestep", *map(str, words)]
-    size = {"COLUMNS": "150", "LINES": "30", "TERM": "xterm"}
-    with subprocess.Popen(
-        command, cwd=cwd, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=theirs, text=True,
-        env={**os.environ, **size},
-    ) as process:  # fmt: skip
-        os.close(theirs)
-        shown = b""
-        while True:
-            try:
-                found = os.read(ours, 65536)
-            except OSError:  # Linux, when the other end is closed
-                break
-            if not found:  # macOS
-                break
-            shown += found
-        assert process.stdout is not None
-        output = process.stdout.read()
-    os.close(ours)
-    return process.returncode, output, shown.decode()
 
 
 @pytest.mark.requirement("001-S4-3", "001-G-2")

@@ -10,7 +10,7 @@ import socket
 import sys
 import time
 import traceback
-from collections.abc import Container, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from enum import Enum
 from pathlib import Path
@@ -253,6 +253,29 @@ def print_rows(
         table.add_row(*cells, style="bold green" if at in best else None)
     terminal = (sys.stderr if err else sys.stdout).isatty()
     Console(width=None if terminal else 140, stderr=err).print(table)
+
+
+@contextmanager
+def reporting() -> Iterator[Callable[[str], None]]:
+    """Yield a function that shows what long work does: lines, each with its time on a terminal."""
+    if not sys.stderr.isatty():
+        yield lambda line: typer.echo(line, err=True)
+        return
+    from rich.console import Console
+    from rich.progress import Progress, SpinnerColumn, TaskID, TextColumn, TimeElapsedColumn
+
+    columns = (SpinnerColumn(finished_text="✓"), TextColumn("{task.description}", markup=False), TimeElapsedColumn())
+    rows: list[TaskID] = []
+    with Progress(*columns, console=Console(stderr=True)) as shown:
+
+        def report(line: str) -> None:
+            for row in rows[-1:]:
+                shown.update(row, total=1, completed=1)
+            rows.append(shown.add_task(visible(line), total=None))
+
+        yield report
+        for row in rows[-1:]:
+            shown.update(row, total=1, completed=1)
 
 
 def plain(text: object) -> Text:

@@ -20,6 +20,7 @@ from samestep.cli.app import (
     command_with,
     guarded,
     plain,
+    reporting,
     script_arguments,
 )
 from samestep.errors import PROMISE_NOT_KEPT, SamestepError
@@ -84,17 +85,18 @@ def verify(
             refuse_other_file(report)
         changed, arguments = tuple(overrides or ()), script_arguments(context)
         loaded = read_target(config, changed, arguments)
-        result = run_verify(
-            RankCommand(loaded, config, changed, arguments=arguments),
-            with_shards(parse_worlds(worlds, via.value), shards),
-            machines=Machines.parse(nodes, hosts),
-            steps=steps,
-            resumed=resumed,
-            explained=explain,
-            against=against,
-            rtol=rtol,
-            report=lambda line: typer.echo(line, err=True),
-        )
+        with reporting() as report_line:
+            result = run_verify(
+                RankCommand(loaded, config, changed, arguments=arguments),
+                with_shards(parse_worlds(worlds, via.value), shards),
+                machines=Machines.parse(nodes, hosts),
+                steps=steps,
+                resumed=resumed,
+                explained=explain,
+                against=against,
+                rtol=rtol,
+                report=report_line,
+            )
         _print(result, as_json)
         if result.runs_differ and result.suspect is None:
             again = command_with(context, "--explain")

@@ -24,6 +24,7 @@ from samestep.cli.app import (
     guarded,
     plain,
     print_rows,
+    reporting,
     usable,
 )
 from samestep.cli.ranks import as_rank
@@ -201,7 +202,8 @@ def on_worlds(command: BenchCommand, start: Start) -> Document:
     if detect_launch(process_environment()).world > 1:
         raise PlanError("--worlds starts ranks, and this is one of several already: leave it out, or start one process")
     sizes = parse_worlds(",".join(map(str, start.counts)), start.via.value)
-    found = measure_worlds(command, sizes, lambda line: typer.echo(line, err=True), start.machines)
+    with reporting() as report:
+        found = measure_worlds(command, sizes, report, start.machines)
     return Document(found[0].kind, found[0].machine, [row for one in found for row in one.rows])
 
 

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from samestep.cli.app import AsJson, ConfigFile, Overrides, Via, guarded
+from samestep.cli.app import AsJson, ConfigFile, Overrides, Via, guarded, reporting
 from samestep.cli.bench.shared import Hosts, Nodes, Page, Start, ViaOption, Worlds, print_presentation, refuse_files
 from samestep.cli.tune.shared import Rounds, Steps, tune_app
 from samestep.distributed.deferred_signals import DeferredSignals
@@ -48,11 +48,9 @@ def lanes(
         sizes = parse_worlds(",".join(map(str, start.counts)), via.value)
         loaded = load_config(config, overrides or [])
         refuse_files(None, report)
-        request = Request(
-            loaded, config, tuple(overrides or ()), rounds=rounds, steps=steps,
-            report=lambda line: typer.echo(line, err=True),
-        )  # fmt: skip
-        costs, document = tune_lanes(request, wanted, widths, sizes, start.machines)
+        with reporting() as line:
+            request = Request(loaded, config, tuple(overrides or ()), rounds=rounds, steps=steps, report=line)
+            costs, document = tune_lanes(request, wanted, widths, sizes, start.machines)
         shown = costs.present(f"{loaded.name}: what lanes cost", document.machine["device"])
         if as_json:
             typer.echo(json.dumps(costs.as_json()))

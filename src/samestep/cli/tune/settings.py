@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from samestep.cli.app import AsJson, Overrides, guarded, print_rows, usable
+from samestep.cli.app import AsJson, Overrides, guarded, print_rows, reporting, usable
 from samestep.cli.config_layer import Setting, refuse_layer, write_layer
 from samestep.cli.tune.shared import Rounds, Steps, tune_app
 from samestep.distributed.deferred_signals import DeferredSignals
@@ -59,10 +59,9 @@ def settings(
             steps = _QUICK_STEPS
         if write is not None:
             refuse_layer(write)
-        request = Request(
-            loaded, file, tuple(overrides or ()), quick, rounds, steps, report=lambda line: typer.echo(line, err=True)
-        )
-        found = tune_all(request, quick_hardware(process_environment()))
+        with reporting() as line:
+            request = Request(loaded, file, tuple(overrides or ()), quick, rounds, steps, report=line)
+            found = tune_all(request, quick_hardware(process_environment()))
         if as_json:
             typer.echo(json.dumps(found.as_json()))
         else:
