@@ -20,5 +20,5 @@ SAMESTEP_SECRET=$(od -vAn -N32 -tx1 /dev/urandom | tr -d ' \n')
 export SAMESTEP_SECRET
 
 echo "Nodes: ${SLURM_JOB_NODELIST}"
-srun --nodes=1 --ntasks=1 --cpus-per-task="${SLURM_CPUS_PER_TASK:-1}" samestep env
+srun --nodes=1 --ntasks=1 --cpus-per-task="${SLURM_CPUS_PER_TASK:-1}" samestep check --facts
 exec srun --kill-on-bad-exit=1 --cpus-per-task="${SLURM_CPUS_PER_TASK:-1}" samestep check "$@"

@@ -33,4 +33,4 @@ done
 [[ -n $config ]] || fail "--config is missing"
 command -v samestep >/dev/null || fail "samestep is not on PATH: activate its environment"
 
-exec samestep launch "$config" "${overrides[@]}" --via launch "${options[@]}"
+exec samestep launch "$config" "${overrides[@]}" --via torch.distributed.launch "${options[@]}"

@@ -14,7 +14,7 @@ from safetensors.torch import load_model
 
 import samestep
 from samestep.config.evaluation import RETRIEVAL_METRICS
-from samestep.train import eval_rows
+from samestep.evaluation import eval_rows
 from tests.distributed import retrieval_tasks
 from tests.distributed.running import Recorded, _train, assert_same, settings, train
 from tests.ranks import answers_of_ranks, run_ranks

@@ -218,7 +218,7 @@ def test_what_defines_no_streams_is_refused_with_the_three_ways() -> None:
     def samples() -> Iterable[int]:
         yield 1
 
-    with pytest.raises(TaskError, match=r"generator has no length.*lane_stream.*samestep\.strided"):
+    with pytest.raises(TaskError, match=r"generator has no length.*lane_stream.*samestep\.Strided"):
         lane_streams(samples())
 
 

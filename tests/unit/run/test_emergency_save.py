@@ -10,9 +10,9 @@ import torch
 from filelock import FileLock
 
 from samestep.errors import CheckpointError
+from samestep.run import emergency_save as survivors
 from samestep.run.emergency_save import _DeadlineFiles, _one_at_a_time
 from samestep.run.run_dir import RunDir, holder_of
-from samestep.train import survivors
 from tests.unit.checkpoint.checkpoints import manifest
 
 

@@ -11,7 +11,7 @@ import pytest
 import samestep
 from samestep.checkpoint.run_result import RunResult, read_result
 from samestep.errors import CheckpointError, Stopped
-from samestep.train import result_file
+from samestep.run import result_file
 from tests.unit.train.own_loops import Noisy, prepared, settings, squares, train, train_part
 
 

@@ -15,10 +15,10 @@ from samestep.data.batch import Position, Source, StepData
 from samestep.distributed.context import RunContext, SingleProcessContext
 from samestep.errors import NonFiniteLoss, RanksDiffer, Stopped
 from samestep.reduce.stats import NO_FLAGS, LaneStats, LocalStats, RankFlags, ReadFlags
+from samestep.run import step_end as step_end_module
 from samestep.run.step_end import StepEnd
 from samestep.run_setup import RunSetup
 from samestep.tracking.listeners import RunListener
-from samestep.train import step_end as step_end_module
 from tests.unit.contexts import TwoRanks
 
 SAVE = 256.0

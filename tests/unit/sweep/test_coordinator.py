@@ -23,7 +23,7 @@ from samestep.sweep.optuna_parts import trial_count
 from samestep.sweep.resource_plan import pack
 from samestep.sweep.storage import Storage, TrialRecord
 from samestep.sweep.study_folder import is_full_disk
-from tests.unit.sweep.test_packing import machine
+from tests.unit.sweep.test_resource_plan import machine
 
 BASE = "task: task.py:Mine\nglobal_batch: 64\nepochs: 2\n"
 EVALUATIONS = 3

@@ -11,7 +11,7 @@ from samestep.environment.fact import Fact
 from samestep.environment.hardware import Hardware
 from samestep.errors import LaunchError
 from samestep.launch.commands import torchrun as torchrun_module
-from samestep.sweep import packing as packing_module
+from samestep.sweep import resource_plan as packing_module
 from samestep.sweep.resource_plan import ResourcePlan, pack
 from samestep.sweep.schema import SweepConfig
 

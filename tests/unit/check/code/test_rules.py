@@ -13,7 +13,7 @@ from samestep.check.code.rules import RULES, chosen_rules
 from samestep.check.code.scan import Scan, scan
 from tests.unit.check.code.planted import PLANTED
 
-ROOT = Path(__file__).parents[3]
+ROOT = Path(__file__).parents[4]
 
 
 def scanned(path: Path) -> Scan:
