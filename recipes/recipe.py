@@ -30,10 +30,10 @@ class Commands:
         started = time.monotonic()
         done = subprocess.run(words, stdout=subprocess.PIPE, text=True, check=False, cwd=self.folder)
         self.seconds[what] = self.seconds.get(what, 0.0) + time.monotonic() - started
-        if done.returncode not in allow:
-            sys.exit(f"run.py: {what} failed with exit code {done.returncode}")
         if not done.stdout.startswith("{"):
             print(done.stdout, end="", flush=True)
+        if done.returncode not in allow:
+            sys.exit(f"run.py: {what} failed with exit code {done.returncode}")
         return done.stdout
 
     def python(self, what: str, *words: str | Path, allow: Sequence[int] = (0,)) -> str:
@@ -43,11 +43,12 @@ class Commands:
         return self.python(what, "-m", "samestep", *words, allow=allow)
 
 
-def options() -> argparse.ArgumentParser:
-    """Return a parser with the options that all recipes have."""
+def options(ranks: bool = True) -> argparse.ArgumentParser:
+    """Return a parser with the options that all recipes have; `ranks` if they take a number of ranks."""
     parser = argparse.ArgumentParser(description="Run the recipe and write a page of results.")
     parser.add_argument("folder", type=Path, help="where everything goes")
-    parser.add_argument("--ranks", type=int, default=2)
+    if ranks:
+        parser.add_argument("--ranks", type=int, default=2)
     parser.add_argument("--overwrite", action="store_true", help="empty the folder of an earlier start first")
     parser.add_argument("overrides", nargs="*", help="section.key=value, for every training")
     return parser

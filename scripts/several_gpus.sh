@@ -51,7 +51,7 @@ cat > "$folder/config.json" <<JSON
  "optimizer": {"name": "adamw", "lr": 0.001}, "run_dir": "$folder/run", "distributed": {"backend": "nccl"}}
 JSON
 
-part doctor "$python" -m samestep check
+part check "$python" -m samestep check
 part nccl-verify "$python" -m samestep verify "$folder/config.json" --worlds "$worlds" --shards none,optimizer,weights
 part sync-batchnorm "$python" -m samestep launch --nproc "$gpus" "$folder/config.json" \
   run_dir="$folder/sync-batchnorm" same=samples distributed.sync_batchnorm=true
@@ -60,7 +60,7 @@ part bench "$python" -m samestep bench all --worlds "$worlds" --output "$folder/
 # Beside nccl's messages, which are among the results already.
 part gloo "$python" -m samestep bench comm "$folder/config.json" distributed.backend=gloo --worlds "${worlds#1,}" \
   --output "$folder/results/comm-gloo.json"
-part report "$python" -m samestep bench report "$folder"/results/*.json --output "$folder/report.html"
+part report "$python" -m samestep bench report "$folder"/results/*.json --report "$folder/report.html"
 
 if [ "${#failed[@]}" -gt 0 ]; then
   echo "failed: ${failed[*]}; their logs are in $folder"

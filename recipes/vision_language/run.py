@@ -41,7 +41,7 @@ class Recipe(Commands):
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    parser = options()
+    parser = options(ranks=False)
     parser.add_argument("--steps", type=int, default=1000, help="of each training")
     parser.add_argument("--held-out", type=int, default=256, help="held-out pictures to describe")
     given = parser.parse_intermixed_args(arguments)

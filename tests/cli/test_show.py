@@ -113,7 +113,7 @@ def test_runs_are_listed_with_what_they_have_come_to(tmp_path: Path, monkeypatch
     assert shown.exit_code == 0, shown.output
     assert shown.output.index("runs/first") < shown.output.index("runs/study/trial-0001")
     assert "val_loss 0.25, step 3" in shown.output
-    listed = json.loads(CliRunner().invoke(app, ["runs", "--json"]).output)
+    listed = json.loads(CliRunner().invoke(app, ["runs", "--json"]).output)["runs"]
     assert [(one["run"], one["status"], one["world"]) for one in listed] == [
         ("runs/first", "finished", 2), ("runs/study/trial-0001", "failed", 1),
     ]  # fmt: skip
@@ -126,3 +126,55 @@ def test_a_terminal_shows_each_run_of_a_proof_with_its_time(config: Path, tmp_pa
     assert json.loads(output)["kept"]
     for line in ("running on 1 rank", "running on 2 ranks"):
         assert re.search(rf"✓[^\n]*{line}[^\n]*0:00:\d\d", shown), shown
+
+
+def test_a_damaged_run_hides_no_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name, text in {"good": "", "bad": "{"}.items():
+        (tmp_path / "runs" / name).mkdir(parents=True)
+        write_result(tmp_path / "runs" / name, RunResult("finished", loss=float("nan")))
+        if text:
+            (tmp_path / "runs" / name / "result.json").write_text(text)
+    listed = CliRunner().invoke(app, ["runs", "--json"])
+    assert [(one["run"], one["loss"]) for one in json.loads(listed.stdout)["runs"]] == [("runs/good", None)]
+    assert "runs/bad/result.json" in listed.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["show", "run", "--follow"], "--follow goes with --log"),
+        (["show", "run", "lr=1"], "values are for a config"),
+        (["show", "c.yaml", "--verify"], "--verify: this is for a run's directory"),
+        (["show", "nowhere"], "there is no run, sweep or config nowhere"),
+        (["check", "lr=3"], "values are for a config, and none is given"),
+        (["check", "--facts", "c.yaml"], "takes nothing else"),
+        (["plot", "run", "--maps", "pca"], "--maps: this goes with --embeddings"),
+        (["export", "run", "--to", "pt", "--device", "cuda"], "do nothing with --to pt"),
+        (["init", "c2.yaml", "--template", "one-gpu"], "a template is several files"),
+        (["verify", "c.yaml", "--via", "srun"], "--via is srun: several world sizes are started by"),
+    ],
+)
+def test_options_that_would_do_nothing_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: list[str], message: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "run").mkdir()
+    write_result(tmp_path / "run", RunResult("finished"))
+    (tmp_path / "task.py").write_text("class Mine: ...")
+    (tmp_path / "c.yaml").write_text("task: task.py:Mine\nepochs: 1\nglobal_batch: 8\n")
+    done = CliRunner().invoke(app, words)
+    assert (done.exit_code, message in done.output) == (2, True), done.output
+
+
+def test_what_exists_is_a_path_and_no_value(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in ("lr=0.1", "sweeps/one", "one"):
+        (tmp_path / name).mkdir(parents=True)
+    (tmp_path / "lr=0.1" / "metrics.jsonl").write_text('{"step": 0, "loss": 1.0}\n')
+    (tmp_path / "sweeps" / "one" / "sweep.json").write_text("{}")
+    drawn = CliRunner().invoke(app, ["plot", "lr=0.1", "--json"])
+    assert drawn.exit_code == 0, drawn.output
+    write_result(tmp_path / "one", RunResult("finished"))
+    shown = CliRunner().invoke(app, ["show", "one", "--json"])
+    assert json.loads(shown.stdout)["run"] == "one", "a directory of that name comes before a sweep's name"

@@ -189,13 +189,13 @@ def _misuse(folder: str, kind: str) -> str:
 @pytest.mark.parametrize(
     ("kind", "words"),
     [
-        ("unprepared", "run.batches came before run.prepare"),
+        ("unprepared", "run.eval_batches came before run.prepare"),
         ("in a lane", "run.gather was called inside the loop over a step's lanes"),
-        ("list without a loop", "there was no loop over run.batches"),
-        ("inside", "run.gather was called inside a loop over run.batches"),
+        ("list without a loop", "there was no loop over run.eval_batches"),
+        ("inside", "run.gather was called inside a loop over run.eval_batches"),
         ("break", "after a break out of one"),
-        ("too few rows", "got 41 rows, and the loop over run.batches gave this rank 45 samples"),
-        ("too few values", "got 1 values, and the loop over run.batches gave this rank 12 batches"),
+        ("too few rows", "got 41 rows, and the loop over run.eval_batches gave this rank 45 samples"),
+        ("too few values", "got 1 values, and the loop over run.eval_batches gave this rank 12 batches"),
         ("scalars", "run.reduce is for single numbers"),
         ("op", "it takes sum, mean, max, min"),
         ("drop_last", "an evaluation takes every sample once"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import math
 import re
 import shlex
 import signal
@@ -148,9 +149,15 @@ def usable_words(words: list[str] | None) -> list[str] | None:
     return words
 
 
+def is_there(word: str) -> bool:
+    """Return whether a word of the command line is the path of something."""
+    path = Path(word)
+    return not unusable_path(path) and path.exists()
+
+
 def split_overrides(words: Sequence[str]) -> tuple[list[Path], list[str]]:
     """Return the paths and the `section.key=value` texts among the words of a command."""
-    overrides = [word for word in words if re.match(r"[A-Za-z_][\w.-]*=", word)]
+    overrides = [word for word in words if re.match(r"[A-Za-z_][\w.-]*=", word) and not is_there(word)]
     return [Path(word) for word in words if word not in overrides], overrides
 
 
@@ -276,6 +283,15 @@ def reporting() -> Iterator[Callable[[str], None]]:
         yield report
         for row in rows[-1:]:
             shown.update(row, total=1, completed=1)
+
+
+def finite(value: Any) -> Any:
+    """Return a document with null in the place of numbers that JSON does not have: NaN and infinity."""
+    if isinstance(value, Mapping):
+        return {key: finite(inner) for key, inner in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [finite(inner) for inner in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def plain(text: object) -> Text:

@@ -33,6 +33,8 @@ def average(
 
     Alone, or as a rank of any launcher. Without --last and --best: the checkpoint.keep_last
     newest.
+
+    Example: samestep average runs/digits --last 3
     """
     with guarded():
         from samestep.run.origin import refuse_untrusted_task

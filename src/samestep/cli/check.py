@@ -55,14 +55,18 @@ def check(
     with guarded():
         config, code, overrides = _sort(targets or [])
         if facts:
+            if targets or rules or ignore:
+                raise LaunchError("--facts shows what was detected here, and takes nothing else but --json")
             return _print_facts(as_json)
+        if overrides and config is None:
+            raise LaunchError(f"{overrides[0]}: values are for a config, and none is given")
         if code or show_rules:
             from samestep.check.code.rules import chosen_rules
 
             chosen = chosen_rules(rules, ignore)
             if config is not None or overrides:
                 raise LaunchError("a config and code are checked one after the other: name one of them")
-            exit_code = _list(chosen) if show_rules else _check_code(code, chosen, report, as_json)
+            exit_code = _list(chosen, as_json) if show_rules else _check_code(code, chosen, report, as_json)
         else:
             if rules or ignore or report is not None:
                 raise LaunchError("--rules, --ignore and --report are for code: name a folder or a file")
@@ -97,7 +101,8 @@ def _check_machine(config: Path | None, overrides: list[str], as_json: bool) -> 
 
             loaded = read_config(config, overrides, look=True).config
             if installed_torch() is None:
-                typer.echo(f"{config} is a valid config. Nothing else was checked: torch is not installed here")
+                why = f"{config} is a valid config. Nothing else was checked: torch is not installed here"
+                typer.echo(json.dumps({"worst": "ok", "exit_code": 0, "findings": [], "note": why}) if as_json else why)
                 return 0
             threads = loaded.distributed.threads_per_rank
             scope.enter_context(exporting({} if threads == "auto" else thread_variables(threads)))
@@ -111,9 +116,13 @@ def _check_machine(config: Path | None, overrides: list[str], as_json: bool) -> 
     return found.exit_code
 
 
-def _list(rules: list[Rule]) -> int:
+def _list(rules: list[Rule], as_json: bool) -> int:
     from samestep.check.code.report import rule_rows
 
+    if as_json:
+        names = ("rule", "effect", "title", "instead")
+        typer.echo(json.dumps({"rules": [dict(zip(names, row, strict=True)) for row in rule_rows(rules)]}))
+        return 0
     print_rows(("rule", "on several ranks it", "what it is", "write"), rule_rows(rules))
     return 0
 

@@ -89,14 +89,16 @@ def _split(
     config: Path, overrides: list[str], k: int, stratify: Stratify, seed: int, file: Path | None, as_json: bool
 ) -> None:
     """Write the folds of a config's training set."""
-    from samestep.checkpoint.files import refuse_existing
     from samestep.config import load_config
-    from samestep.errors import PlanError
+    from samestep.errors import OutputError, PlanError
     from samestep.train.make_folds import SplitRequest, make_folds
 
     if file is None:
         raise PlanError("--only-split writes the folds: name their file with --file")
-    refuse_existing(file)
+    if file.exists() or file.is_symlink():
+        raise OutputError(f"{file} exists already: remove it, or name another file")
+    if not file.parent.is_dir():
+        raise OutputError(f"{file} cannot be written: there is no folder {file.parent}")
     made, why = make_folds(load_config(config, overrides), SplitRequest(k, stratify.value, seed))
     made.write(file)
     if as_json:

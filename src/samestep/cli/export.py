@@ -51,6 +51,10 @@ def export_command(
     """
     with guarded():
         if to == "pt":
+            if methods or overrides or device != "cpu":
+                raise LaunchError(
+                    "--methods, --device and values of the config do nothing with --to pt: leave them out"
+                )
             return _write_checkpoint(run, which, weights, output, extra or [], force, as_json)
         if extra:
             raise LaunchError("--extra adds keys to a file of --to pt: leave it out")
@@ -80,7 +84,7 @@ def _write_checkpoint(
     from samestep.checkpoint.torch_file import write_torch_file
 
     path = output or run / "export" / f"{run.resolve().name}.pt"
-    manifest = write_torch_file(run, which, path, force, weights, dict(map(_extra_key, extra)))
+    manifest = write_torch_file(run, which, path, force or output is None, weights, dict(map(_extra_key, extra)))
     if as_json:
         typer.echo(json.dumps({"path": str(path), "format": "pt", "step": manifest.step, "weights": weights}))
     else:

@@ -74,6 +74,8 @@ def init(
             raise LaunchError("nowhere to write: give a folder, or --list")
         file = path if path.suffix in _CONFIGS else path / "config.yaml"
         given = {key: context.params[key] for key in _ANSWERS}
+        if template and path.suffix in _CONFIGS:
+            raise LaunchError(f"a template is several files: give a folder, not {path}")
         if template and (ask or any(value is not None for value in given.values())):
             raise LaunchError("a template has its own answers: leave out the others, and edit its config")
         refuse_existing([file])  # before anything is asked

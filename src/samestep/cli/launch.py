@@ -122,6 +122,8 @@ def launch(
     """Start the ranks of a run: on this machine, on others, by mpirun, or as a Slurm job.
 
     A script that opens no run, and a module, is started as torchrun would: launch --nproc 2 train.py --lr 0.1
+
+    Example: samestep launch config.yaml --nproc 4
     """
     with guarded(), DeferredSignals():
         prepared, told = _prepared(context)

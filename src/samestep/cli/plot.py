@@ -18,6 +18,7 @@ from samestep.cli.app import (
     guarded,
     print_rows,
     split_overrides,
+    typed_options,
     usable,
     usable_words,
 )
@@ -57,6 +58,8 @@ Maps = Annotated[str, _embedding_option("Which maps.")]
 Points = Annotated[int, _embedding_option("Draw this many at most.", min=2, max=20000)]
 Which = Annotated[str, _embedding_option("best, last, or the number of a step.")]
 Weights = Annotated[str, _embedding_option("raw, ema, swa or average.")]
+
+_OF_EMBEDDINGS = ("--data", "--reference", "--view", "--maps", "--points", "--which", "--weights")
 
 
 @app.command(rich_help_panel=RUNS)
@@ -102,9 +105,14 @@ def plot(
             if len(paths) != 1 or metric or picture is not None:
                 raise PlanError("--embeddings draws one run on a page: give its directory, and --report")
             return _plot_embeddings(context, paths[0], overrides)
+        if unused := [name for name in typed_options(context) if name in _OF_EMBEDDINGS]:
+            raise PlanError(f"{', '.join(unused)}: this goes with --embeddings")
         if overrides:
             raise PlanError(f"{overrides[0]}: values of a config are for --embeddings")
-        folder = sweep_folder(str(paths[0])) if len(paths) == 1 else None
+        sweeps = [folder for path in paths if (folder := sweep_folder(str(path))) is not None]
+        if sweeps and len(paths) > 1:
+            raise PlanError(f"{sweeps[0]} is a sweep, which is drawn alone")
+        folder = sweeps[0] if sweeps else None
         if folder is None:
             _plot_runs(paths, metric or [], picture, report, force, as_json)
         elif metric or as_json:

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from samestep.cli.app import RUNS, AsJson, Overrides, app, guarded, print_rows, usable, usable_name
-from samestep.errors import LaunchError, RunDirError
+from samestep.cli.app import RUNS, AsJson, Overrides, app, finite, guarded, print_rows, usable, usable_name
+from samestep.errors import CheckpointError, LaunchError, PlanError, RunDirError
 
 if TYPE_CHECKING:
     from samestep.checkpoint.listing import FoundCheckpoint
@@ -51,9 +51,13 @@ def show(
 
         place = Path(path)
         code = 0
+        folder = None if place.is_file() else sweep_folder(path)
+        _refuse_options(
+            place.is_file(), folder is not None, overrides, {"verify": verify, "log": log, "follow": follow}
+        )
         if place.is_file():
             _show_config(place, overrides or [], as_json)
-        elif (folder := sweep_folder(path)) is not None:
+        elif folder is not None:
             from samestep.cli.sweep import show_sweep
 
             show_sweep(folder, as_json, trust)
@@ -64,6 +68,17 @@ def show(
         else:
             code = _show_run(place, verify, as_json)
     raise typer.Exit(code)
+
+
+def _refuse_options(is_config: bool, is_sweep: bool, overrides: list[str] | None, options: dict[str, bool]) -> None:
+    """Refuse what would do nothing."""
+    given = [f"--{name}" for name, is_given in options.items() if is_given]
+    if (is_config or is_sweep) and given:
+        raise PlanError(f"{', '.join(given)}: this is for a run's directory")
+    if overrides and not is_config:
+        raise PlanError(f"{overrides[0]}: values are for a config")
+    if options["follow"] and not options["log"]:
+        raise PlanError("--follow goes with --log")
 
 
 def _show_config(file: Path, overrides: list[str], as_json: bool) -> None:
@@ -95,8 +110,9 @@ def _show_run(run: Path, verify: bool, as_json: bool) -> int:
     from samestep.run.time_report import read_times
 
     result, (jobs, unknown) = read_result(run), _jobs(run)
-    if result is None and not jobs:
-        raise RunDirError(f"{run} holds no result.json: give the directory of a run that has begun")
+    begun = any((run / name).exists() for name in ("checkpoints", "metrics.jsonl"))
+    if result is None and not jobs and not begun:
+        raise RunDirError(unknown or f"{run} holds no result.json: give the directory of a run that has begun")
     # A job that waits in the queue has no result yet.
     known = {} if result is None else {**result.as_json(), "status": _status(run, result)}
     checkpoints, times = list_checkpoints(run / "checkpoints", checksums=verify), read_times(run)
@@ -109,7 +125,7 @@ def _show_run(run: Path, verify: bool, as_json: bool) -> int:
             "times": times,
             "jobs": [asdict(job) for job in jobs],
         }
-        typer.echo(json.dumps(document))
+        typer.echo(json.dumps(finite(document), allow_nan=False))
     else:
         print_rows(("run", str(run)), [(key, _text(value)) for key, value in known.items()])
         _print_checkpoints(checkpoints, marks, verify)
@@ -122,6 +138,8 @@ def _show_run(run: Path, verify: bool, as_json: bool) -> int:
         typer.echo(f"Slurm jobs are not shown: {unknown}", err=True)
     if any(item.wrong for item in checkpoints):
         return 1
+    if result is None and jobs and jobs[-1].is_final and jobs[-1].state != "COMPLETED":
+        return 1  # it ended before the run began
     return _EXIT_CODES.get(str(known.get("status")), 75)
 
 
@@ -135,10 +153,13 @@ def _jobs(run: Path) -> tuple[list[JobState], str]:
     """Return the states of a run's Slurm jobs, the newest last, and why they are not known."""
     from samestep.launch.run.slurm import jobs_of, state_of
 
-    try:
-        return [state_of(job.job) for job in jobs_of(run)], ""
-    except LaunchError as error:  # a run may be looked at where there is no Slurm
-        return [], str(error)
+    found, unknown = [], ""
+    for job in jobs_of(run):
+        try:
+            found.append(state_of(job.job))
+        except LaunchError as error:  # a run may be looked at where there is no Slurm
+            unknown = str(error)
+    return found, unknown
 
 
 def _marks(found: list[FoundCheckpoint]) -> dict[int, str]:
@@ -238,12 +259,19 @@ def runs(
             raise RunDirError(f"there is no folder {folder}: name the one that your runs are in")
         found: list[dict[str, Any]] = []
         for run in sorted(_run_folders(folder, RESULT), key=lambda run: (run / RESULT).stat().st_mtime):
-            result = read_result(run)
+            try:
+                result = read_result(run)
+            except CheckpointError as error:
+                typer.echo(f"samestep: {error}", err=True)
+                continue
             if result is not None:
                 written = (run / RESULT).stat().st_mtime
-                found.append({"run": str(run), **result.as_json(), "status": _status(run, result), "written": written})
+                status = _status(run, result)
+                found.append({"run": str(run), **result.as_json(), "status": status, "written": written})
         if as_json:
-            typer.echo(json.dumps(found))
+            typer.echo(json.dumps(finite({"runs": found}), allow_nan=False))
+        elif not found:
+            typer.echo(f"no runs in {folder}")
         else:
             header = ("run", "status", "steps", "ranks", "loss", "best", "written")
             print_rows(header, [_run_row(one) for one in found])
@@ -254,9 +282,13 @@ def _run_folders(folder: Path, marker: str, depth: int = _DEPTH) -> Iterator[Pat
     if (folder / marker).is_file():
         yield folder
     elif depth:
-        for inner in folder.iterdir():
-            if inner.is_dir() and not inner.is_symlink():
-                yield from _run_folders(inner, marker, depth - 1)
+        try:
+            inside = [path for path in folder.iterdir() if path.is_dir() and not path.is_symlink()]
+        except OSError as error:
+            typer.echo(f"samestep: {folder} cannot be read: {error.strerror or error}", err=True)
+            return
+        for inner in inside:
+            yield from _run_folders(inner, marker, depth - 1)
 
 
 def _run_row(one: dict[str, Any]) -> tuple[Any, ...]:

@@ -154,6 +154,8 @@ def best(
         from samestep.sweep.reading import reload_sweep, trial_config, trials_of
         from samestep.sweep.study_folder import find_sweep
 
+        if as_config and as_json:
+            raise RunDirError("--config prints YAML, and --json the trial: give one of them")
         loaded = reload_sweep(find_sweep(name), trust)
         several = bool(loaded.sweep.further_objectives) and faster is None and number is None
         if several and not as_config:

@@ -53,7 +53,10 @@ def train(
     local_rank: LocalRank = None,
     launched: Launched = False,
 ) -> None:
-    """Train in this process: alone, or as a rank of any launcher."""
+    """Train in this process: alone, or as a rank of any launcher.
+
+    Example: samestep train config.yaml epochs=5
+    """
     with guarded(launched), DeferredSignals():
         from samestep.config import load_config
         from samestep.launch.commands.rank_command import is_script

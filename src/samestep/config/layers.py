@@ -95,7 +95,7 @@ def read_layers(path: Path, example: str) -> Stack:
         if path.suffix == ".py" and path.is_file():
             raise TextError(
                 "is a Python file, and a config in YAML is needed here. Scripts are run by train, launch and "
-                "verify, and read by scan"
+                "verify, and read by check"
             )
         if (path / "config.yaml").is_file():
             raise TextError(f"is a folder: give the file in it, {path / 'config.yaml'}")

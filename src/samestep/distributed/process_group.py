@@ -1,4 +1,4 @@
-"""From a placement to an open process group: meet, exchange_rank_info, agree, open."""
+"""From a placement to an open process group: meet, introduce themselves, agree, open."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""All ranks exchange_rank_info themselves before the process group is opened; rank 0 knows who is missing."""
+"""All ranks introduce themselves before the process group is opened; rank 0 knows who is missing."""
 
 from __future__ import annotations
 

@@ -109,6 +109,6 @@ class EvalShard:
                     with setup.precision.forward():
                         yield batch.data
             self.is_over = True
-            refuse_changed([buffers.changed()], "the loop over run.batches")
+            refuse_changed([buffers.changed()], "the loop over run.eval_batches")
         finally:
             setup.rng.enter(BETWEEN, at=(self.moment.step,))

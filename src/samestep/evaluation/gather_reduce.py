@@ -62,7 +62,7 @@ def gather_rows(context: RunContext, rows: Tensor | Sequence[Tensor], places: Se
     ids = None if places is None else torch.tensor(places, dtype=torch.int64)
     if ids is not None and (0 if mine is None else len(mine)) != len(ids):
         raise StepError(
-            f"run.gather got {0 if mine is None else len(mine)} rows, and the loop over run.batches gave "
+            f"run.gather got {0 if mine is None else len(mine)} rows, and the loop over run.eval_batches gave "
             f"this rank {len(ids)} samples: give one row for each"
         )
     gathered = context.gather((mine, ids))
@@ -130,12 +130,12 @@ def _warn_of_equal(context: RunContext, values: Sequence[Tensor]) -> None:
 def _places(mine: Sequence[Value], share: EvalShard | None) -> list[int]:
     if share is None:
         raise StepError(
-            "run.reduce got a list, and there was no loop over run.batches that it could be of: give "
+            "run.reduce got a list, and there was no loop over run.eval_batches that it could be of: give "
             "one number or tensor"
         )
     if len(mine) != len(share.firsts):
         raise StepError(
-            f"run.reduce got {len(mine)} values, and the loop over run.batches gave this rank "
+            f"run.reduce got {len(mine)} values, and the loop over run.eval_batches gave this rank "
             f"{len(share.firsts)} batches: give one value for each"
         )
     return share.firsts

@@ -33,7 +33,7 @@ _COMMANDS, _WEIGHTS = 2, 3
 _OPEN, _START, _BUCKET, _END, _ABANDON = range(5)
 """Commands to ranks without a batch."""
 _OVERLAP = (
-    "distributed.shard: weights: a loop over run.batches was left before its end, or two of them run at once. All ranks "
+    "distributed.shard: weights: a loop over run.eval_batches was left before its end, or two of them run at once. All ranks "
     "gather weights for each of its batches: read it to its end, one loop after the other"
 )
 TRAINING, BACKWARD, EVALUATION = "training", "backward", "evaluation"

@@ -86,7 +86,7 @@ class Run(RunMeasures):
         Returns:
             The same objects; at `same: rounding` and `samples` the model comes back wrapped in
             DistributedDataParallel. Loops over the DataLoaders get this rank's part: of the first the
-            steps of the run, of others what `run.batches` gives.
+            steps of the run, of others what `run.eval_batches` gives.
 
         Example:
             model, optimizer, loader, valid_loader = run.prepare(model, optimizer, loader, valid_loader)

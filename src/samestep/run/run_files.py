@@ -293,7 +293,7 @@ class RunFiles(RunPlace):
             metrics: Numbers, text or lists of them, by name.
             best: Whether to save these weights as the best so far, when the step is finished.
         """
-        index = self._passes_of("run.remember").data.index
+        index = self._passes_of("run.record_metrics").data.index
         self._parts.saver.remember(index + 1, metrics, best)
 
     def _passes_of(self, caller: str) -> LanePasses:

@@ -45,7 +45,7 @@ class RunMeasures(RunFiles):
     """The methods that a loop calls to evaluate."""
 
     _share: tuple[LanePasses | None, EvalShard | None] = (None, None)
-    """The last loop over `run.batches`, and the step that it was in."""
+    """The last loop over `run.eval_batches`, and the step that it was in."""
     _evaluates = False
     """Whether a loop over validation data is running."""
 
@@ -188,7 +188,7 @@ class RunMeasures(RunFiles):
             accuracy = (run.gather(outputs).argmax(1) == run.gather(targets)).float().mean()
         """
         if self._prepared is None:
-            raise StepError("run.batches came before run.prepare: prepare the model first")
+            raise StepError("run.eval_batches came before run.prepare: prepare the model first")
         self.flush()
         passes = self._passes
         step = self.start_step if passes is None else passes.data.index
@@ -208,7 +208,7 @@ class RunMeasures(RunFiles):
     def gather(self, rows: Tensor | Sequence[Tensor]) -> Tensor:
         """Return the rows of all ranks, on every rank: each sample's once, in the dataset's order.
 
-        After a loop over `run.batches` these are one row for each of this rank's samples; in a step,
+        After a loop over `run.eval_batches` these are one row for each of this rank's samples; in a step,
         one for each sample of its lanes, in their order. Every rank calls this.
 
         Args:
@@ -222,7 +222,7 @@ class RunMeasures(RunFiles):
             if share is None and self.setup.gathered.weights is not None:
                 raise StepError(
                     "run.gather of a step's rows needs ranks with consecutive lanes, which distributed.shard: weights deals "
-                    "out in turn: gather after a loop over run.batches, or set shard: optimizer"
+                    "out in turn: gather after a loop over run.eval_batches, or set shard: optimizer"
                 )
             return gather_rows(self.context, parts, None if share is None else share.ids)
 
@@ -236,7 +236,7 @@ class RunMeasures(RunFiles):
     def reduce(self, value: Value | Sequence[Value], op: Op = "sum") -> Any:
         """One number or tensor of all ranks, the same on each of them. Every rank calls this.
 
-        A list with one value for each batch of the last loop over `run.batches` is joined in the
+        A list with one value for each batch of the last loop over `run.eval_batches` is joined in the
         dataset's order, in float64: the same bits at any number of ranks. A single value is joined over
         the ranks: integers, `max` and `min` are the same at any number of ranks; a sum or mean of floats
         is so only up to rounding, since each rank has rounded its own.
@@ -339,7 +339,7 @@ class RunMeasures(RunFiles):
         return nullcontext() if self._body is None else self._body.paused()
 
     def _finished_share(self, caller: str) -> EvalShard | None:
-        """Return the last loop over `run.batches`, unless a step has begun since."""
+        """Return the last loop over `run.eval_batches`, unless a step has begun since."""
         if self._passes is not None and self._passes.in_lane:
             raise StepError(
                 f"{caller} was called inside the loop over a step's lanes, of which ranks have different "
@@ -350,7 +350,7 @@ class RunMeasures(RunFiles):
             return None
         if not share.is_over:
             raise StepError(
-                f"{caller} was called inside a loop over run.batches, or after a break out of one. Ranks "
+                f"{caller} was called inside a loop over run.eval_batches, or after a break out of one. Ranks "
                 "have different numbers of batches: put what you measure into a list, and call it after "
                 "the loop"
             )

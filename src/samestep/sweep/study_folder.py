@@ -63,10 +63,9 @@ def locked(folder: Path, purpose: Literal["cv", "sweep"], report: Callable[[str]
 
 def sweep_folder(name: str) -> Path | None:
     """Return the directory of a sweep, by its path or its name in sweeps/; None if there is none."""
-    for folder in (Path(name), Path("sweeps") / name):
-        if is_file(folder / SWEEP):
-            return folder
-    return None
+    here = Path(name)
+    folder = here if here.is_dir() else Path("sweeps") / name
+    return folder if is_file(folder / SWEEP) else None
 
 
 def find_sweep(name: str) -> Path:

@@ -153,7 +153,7 @@ def read_results(paths: Sequence[Path]) -> list[Result]:
 
 
 def _is_result(file: Path) -> bool:
-    """Return a folder may hold other JSON as well; what is ours and broken is an error, and not left out."""
+    """Return whether a file is a result: a folder may hold other JSON. A broken one of ours is an error."""
     try:
         found = read_json(file)
     except TextError as error:

@@ -89,7 +89,7 @@ def _record(folder: Path, job: Submitted) -> None:
     except OSError as error:
         raise LaunchError(
             f"job {job.job} is submitted, but that cannot be recorded in {folder}: "
-            f"{error.strerror or error}. samestep slurm will not know it; scancel {job.job} ends it"
+            f"{error.strerror or error}. samestep show and stop will not know it; scancel {job.job} ends it"
         ) from None
 
 

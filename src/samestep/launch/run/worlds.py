@@ -74,6 +74,8 @@ def parse_worlds(text: str, via: str = "torchrun") -> list[World]:
     Raises:
         LaunchError: for anything else, or a size given twice.
     """
+    if via not in LAUNCHERS:
+        raise LaunchError(f"--via is {via}: several world sizes are started by {', '.join(LAUNCHERS)}")
     worlds = []
     for part in text.split(","):
         ranks, at, named = part.strip().partition("@")
