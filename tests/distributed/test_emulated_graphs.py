@@ -78,7 +78,7 @@ def _loop(folder: str, name: str, emulated: bool, shard: str = "none") -> tuple[
         return loops._train(folder, name, epochs=4, distributed=owned)
 
 
-@pytest.mark.parametrize("name", ["convolutions", "diffusion", "scaled"])
+@pytest.mark.parametrize("name", variations(["convolutions", "diffusion", "scaled"], kept=["convolutions"]))
 def test_a_loops_body_is_replayed_with_the_bits_of_an_eager_one(name: str, tmp_path: Path) -> None:
     [expected] = run_ranks(_loop, 1, str(tmp_path / "eager"), name, False)
     for world in (1, 2, 4):

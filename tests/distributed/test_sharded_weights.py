@@ -28,6 +28,7 @@ from tests.distributed.interrupting import finish, go_on
 from tests.distributed.running import train
 from tests.distributed.test_sharding import _keys
 from tests.ranks import answers_of_ranks, run_ranks
+from tests.variations import variations
 
 SAMPLES, BATCH = 104, 24
 """The last batch has eight samples: of eight lanes some are empty and one is shorter."""
@@ -123,11 +124,10 @@ CASES: dict[str, dict[str, Any]] = {
 }
 
 
-_COMPILER = pytest.mark.skipif(shutil.which("g++") is None, reason="torch.compile needs a C++ compiler here")
-
-
-@pytest.mark.parametrize("case", [pytest.param(c, marks=_COMPILER if c == "compiled" else ()) for c in CASES])
+@pytest.mark.parametrize("case", variations(CASES, kept=["bf16", "named blocks"]))
 def test_weights_by_blocks_are_the_same_run_at_any_size(tmp_path: Path, case: str) -> None:
+    if case == "compiled" and shutil.which("g++") is None:
+        pytest.skip("torch.compile needs a C++ compiler here")
     alone = {**CASES[case], "distributed": {}}
     [expected] = run_ranks(_train, 1, str(tmp_path / "1"), "none", None, alone)
     for world in (4,) if case == "compiled" else (2, 3, 4):
