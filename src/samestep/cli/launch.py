@@ -80,7 +80,7 @@ _NOT_REPEATED = (
     "word",
 )
 """Options of `launch` that a resumed run is started without."""
-_STEP_OPTIONS = {"srun": ("cpus_per_task", "gpus_per_node", "mem")}
+_STEP_OPTIONS = {"srun": ("cpus_per_task", "gpus_per_node")}
 """Slurm's options that a step of an allocation takes too, by launcher."""
 _REQUESTED = ("node_rank", "master_addr", "master_port", "rendezvous", "hosts", "max_restarts")
 
