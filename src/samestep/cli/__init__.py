@@ -11,7 +11,9 @@ from samestep.cli import (
     plot,
     predict,
     resume,
+    runs,
     show,
+    stop,
     sweep,
     train,
     tune,
@@ -20,8 +22,8 @@ from samestep.cli import (
 from samestep.cli.app import app
 
 __all__ = [
-    "app", "average", "bench", "check", "cv", "export", "init", "launch", "main", "plot", "predict", "resume", "show",
-    "sweep", "train", "tune", "verify",
+    "app", "average", "bench", "check", "cv", "export", "init", "launch", "main", "plot", "predict", "resume", "runs",
+    "show", "stop", "sweep", "train", "tune", "verify",
 ]  # fmt: skip
 
 

@@ -1,19 +1,18 @@
-"""The commands that show what is there: show, runs."""
+"""The command that shows a run, a sweep or a config: show."""
 
 from __future__ import annotations
 
 import json
 import sys
 import time
-from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from samestep.cli.app import RUNS, AsJson, Overrides, app, finite, guarded, print_rows, usable, usable_name
-from samestep.errors import CheckpointError, LaunchError, PlanError, RunDirError
+from samestep.cli.app import RUNS, AsJson, Overrides, app, finite, guarded, print_rows, usable_name
+from samestep.errors import LaunchError, PlanError, RunDirError
 
 if TYPE_CHECKING:
     from samestep.checkpoint.listing import FoundCheckpoint
@@ -22,8 +21,6 @@ if TYPE_CHECKING:
 
 _EXIT_CODES = {"finished": 0, "stopped_early": 0, "failed": 1}
 """As the run's own command ends; 75 where something is left to train."""
-_DEPTH = 3
-"""Folders below `runs` in which runs are looked for."""
 
 
 @app.command(rich_help_panel=RUNS)
@@ -100,7 +97,7 @@ def _print_log(run: Path, follow: bool) -> None:
         follow_job(run, job, lambda line: typer.echo(f"samestep: {line}", err=True), sys.stdout)
         return
     for path in logs_of(run, job):
-        typer.echo(path.read_text(encoding="utf-8", errors="replace"), nl=False)
+        typer.echo(path.readtext_of(encoding="utf-8", errors="replace"), nl=False)
 
 
 def _show_run(run: Path, verify: bool, as_json: bool) -> int:
@@ -114,7 +111,7 @@ def _show_run(run: Path, verify: bool, as_json: bool) -> int:
     if result is None and not jobs and not begun:
         raise RunDirError(unknown or f"{run} holds no result.json: give the directory of a run that has begun")
     # A job that waits in the queue has no result yet.
-    known = {} if result is None else {**result.as_json(), "status": _status(run, result)}
+    known = {} if result is None else {**result.as_json(), "status": status_of(run, result)}
     checkpoints, times = list_checkpoints(run / "checkpoints", checksums=verify), read_times(run)
     marks = _marks(checkpoints)
     if as_json:
@@ -127,7 +124,7 @@ def _show_run(run: Path, verify: bool, as_json: bool) -> int:
         }
         typer.echo(json.dumps(finite(document), allow_nan=False))
     else:
-        print_rows(("run", str(run)), [(key, _text(value)) for key, value in known.items()])
+        print_rows(("run", str(run)), [(key, text_of(value)) for key, value in known.items()])
         _print_checkpoints(checkpoints, marks, verify)
         if times:
             print_rows(("time", "median", "worst", "unit"), _time_rows(times))
@@ -143,7 +140,8 @@ def _show_run(run: Path, verify: bool, as_json: bool) -> int:
     return _EXIT_CODES.get(str(known.get("status")), 75)
 
 
-def _status(run: Path, result: RunResult) -> str:
+def status_of(run: Path, result: RunResult) -> str:
+    """Return the status of a run; `killed` if the process that left `running` is gone."""
     from samestep.run.run_dir import was_killed
 
     return "killed" if result.status == "running" and was_killed(run) else result.status
@@ -212,9 +210,10 @@ def _as_json(item: FoundCheckpoint, marks: dict[int, str]) -> dict[str, Any]:
     }
 
 
-def _text(value: Any) -> str | None:
+def text_of(value: Any) -> str | None:
+    """Return a value of a result in a few characters."""
     if isinstance(value, dict):
-        return "  ".join(f"{name} {_text(inner)}" for name, inner in value.items())
+        return "  ".join(f"{name} {text_of(inner)}" for name, inner in value.items())
     if value is None:
         return None
     return f"{value:.6g}" if isinstance(value, float) else str(value)
@@ -241,58 +240,3 @@ def _time_rows(summary: dict[str, Any]) -> list[tuple[Any, ...]]:
     if "slowest_rank" in summary:
         rows.append(("slowest rank, most often", f"rank {summary['slowest_rank']}", "", ""))
     return rows
-
-
-@app.command(rich_help_panel=RUNS)
-def runs(
-    folder: Annotated[Path, typer.Argument(callback=usable, help="Where runs are.", metavar="FOLDER")] = Path("runs"),
-    as_json: AsJson = False,
-) -> None:
-    """List the runs of a folder, the newest last.
-
-    Example: samestep runs
-    """
-    with guarded():
-        from samestep.checkpoint.run_result import RESULT, read_result
-
-        if not folder.is_dir():
-            raise RunDirError(f"there is no folder {folder}: name the one that your runs are in")
-        found: list[dict[str, Any]] = []
-        for run in sorted(_run_folders(folder, RESULT), key=lambda run: (run / RESULT).stat().st_mtime):
-            try:
-                result = read_result(run)
-            except CheckpointError as error:
-                typer.echo(f"samestep: {error}", err=True)
-                continue
-            if result is not None:
-                written = (run / RESULT).stat().st_mtime
-                status = _status(run, result)
-                found.append({"run": str(run), **result.as_json(), "status": status, "written": written})
-        if as_json:
-            typer.echo(json.dumps(finite({"runs": found}), allow_nan=False))
-        elif not found:
-            typer.echo(f"no runs in {folder}")
-        else:
-            header = ("run", "status", "steps", "ranks", "loss", "best", "written")
-            print_rows(header, [_run_row(one) for one in found])
-
-
-def _run_folders(folder: Path, marker: str, depth: int = _DEPTH) -> Iterator[Path]:
-    """Yield the directories of runs, at most `depth` levels below a folder."""
-    if (folder / marker).is_file():
-        yield folder
-    elif depth:
-        try:
-            inside = [path for path in folder.iterdir() if path.is_dir() and not path.is_symlink()]
-        except OSError as error:
-            typer.echo(f"samestep: {folder} cannot be read: {error.strerror or error}", err=True)
-            return
-        for inner in inside:
-            yield from _run_folders(inner, marker, depth - 1)
-
-
-def _run_row(one: dict[str, Any]) -> tuple[Any, ...]:
-    best = one["best"] or {}
-    shown = f"{best['metric']} {_text(best['value'])}, step {best['step']}" if best else ""
-    written = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(one["written"]))
-    return (one["run"], one["status"], one["steps"], one["world"], _text(one["loss"]), shown, written)
