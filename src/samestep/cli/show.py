@@ -97,7 +97,7 @@ def _print_log(run: Path, follow: bool) -> None:
         follow_job(run, job, lambda line: typer.echo(f"samestep: {line}", err=True), sys.stdout)
         return
     for path in logs_of(run, job):
-        typer.echo(path.readtext_of(encoding="utf-8", errors="replace"), nl=False)
+        typer.echo(path.read_text(encoding="utf-8", errors="replace"), nl=False)
 
 
 def _show_run(run: Path, verify: bool, as_json: bool) -> int:
