@@ -192,7 +192,7 @@ def test_what_takes_long_is_reported_with_its_stack() -> None:
     def slow_hook() -> None:
         assert heard.wait(60)
 
-    with Reminder("on_end", 0.01, report):
+    with Reminder("on_end", 0.3, report):
         slow_hook()
     assert told[0].startswith("on_end has taken 0 s so far")
     assert "slow_hook" in told[0]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import socket
 import sys
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -39,6 +40,9 @@ from samestep.words import counted
 # imported as a default argument. The first optimizer imports it, by way of torch._dynamo, and
 # would keep the group and its threads alive until they fail at the interpreter's exit.
 assert torch.distributed.nn.functional
+
+_SECONDS_TO_LET_GO = 0.02
+"""What a thread of gloo has for the end of its last work, which takes microseconds."""
 
 T = TypeVar("T")
 
@@ -259,6 +263,9 @@ class DDPContext(RunContext):
         super().close()
         self.collectives.close_groups(not self._owned and not self._failed)
         if self._owned and dist.is_initialized():
+            # A thread of gloo that lets go of its last work takes the interpreter lock. The destructor of the group
+            # holds that lock and waits for the thread: let it finish first.
+            time.sleep(_SECONDS_TO_LET_GO)
             dist.destroy_process_group()
         # Cycles of DistributedDataParallel's hold the group and its threads: free them.
         gc.collect()

@@ -282,7 +282,7 @@ MISTAKES = [
     ("world by an unknown launcher", lambda folder: parse_worlds("1,2@pbs"), LaunchError,
      ["(torchrun, mpirun, slurm, ssh)"]),
     ("all by an unknown launcher", lambda folder: parse_worlds("1,2", "pbs"), LaunchError,
-     ["1,2@mpirun,4@slurm"]),
+     ["--via is pbs", "torchrun, mpirun, slurm, ssh"]),
     ("world twice", lambda folder: parse_worlds("2,2"), LaunchError, ["different numbers"]),
     ("blocks of nothing", config("distributed.shard_blocks=[layers.*]"), ConfigError,
      ["distributed.shard_blocks", "is for distributed.shard: weights and speed.compile: blocks"]),
