@@ -130,7 +130,7 @@ def test_jobs_on_two_nodes_side_by_side_survive_every_death_of_the_sweep(
     first = jobs(tmp_path)
     assert [len(ids) for ids in first.values()] == [1, 1]
 
-    with sweeping(slurm, tmp_path, "resume", "study") as process:
+    with sweeping(slurm, tmp_path, "run", "study") as process:
         logs = [tmp_path / "study" / "logs" / f"{name}.txt" for name in first]
         wait_for(lambda: all("is there already" in log.read_text() for log in logs))
         assert jobs(tmp_path) == first, "they are followed, and not submitted again"
@@ -138,7 +138,7 @@ def test_jobs_on_two_nodes_side_by_side_survive_every_death_of_the_sweep(
     wait_for(lambda: not queue(slurm))
 
     output = tmp_path / "output.txt"
-    with sweeping(slurm, tmp_path, "resume", "study", "retries=1") as process:
+    with sweeping(slurm, tmp_path, "run", "study", "retries=1") as process:
         wait_for(both_run)
         [cancelled] = jobs(tmp_path)["trial-0000"][1:]
         slurm.run(["scancel", cancelled])
