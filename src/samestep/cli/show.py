@@ -228,7 +228,7 @@ _TIMES = {
     "rank_spread": ("work of the slowest rank", "x the fastest's", 1.0),
     "peak_memory_mb": ("peak memory", "MiB", 1.0),
 }
-"""What is measured: its name, its unit, and how many of that the value is."""
+"""The name of each value, its unit, and the factor to that unit."""
 
 
 def _time_rows(summary: dict[str, Any]) -> list[tuple[Any, ...]]:

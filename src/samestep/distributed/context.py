@@ -42,7 +42,7 @@ from samestep.words import counted
 assert torch.distributed.nn.functional
 
 _SECONDS_TO_LET_GO = 0.02
-"""What a thread of gloo has for the end of its last work, which takes microseconds."""
+"""The time for a thread of gloo to end its last work, which takes microseconds."""
 
 T = TypeVar("T")
 

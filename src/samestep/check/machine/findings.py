@@ -12,7 +12,7 @@ SEVERITIES: tuple[Severity, ...] = ("ok", "note", "warning", "error")
 """From the mildest to the worst."""
 
 EXIT_CODES: dict[Severity, int] = {"ok": 0, "note": 0, "warning": 5, "error": 6}
-"""What `samestep check` exits with, by its worst finding."""
+"""Exit codes of `samestep check`, by its worst finding."""
 
 
 @dataclass(frozen=True)

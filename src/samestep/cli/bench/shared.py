@@ -120,11 +120,11 @@ class Measurement:
 
     config: Config
     options: Sequence[str]
-    """What the command of the ranks that it starts is given besides."""
+    """Further options for the command of the ranks that it starts."""
     measure: Callable[[RunContext], Document]
     """Called on each rank."""
     overrides: Sequence[str] = ()
-    """Of the ranks that it starts, besides those that were typed."""
+    """Further overrides for the ranks that it starts, besides those that were typed."""
 
 
 def _all_take(

@@ -12,7 +12,7 @@ from samestep.report.curves.history import History
 _FIRST = ("loss", "loss/*")
 _LAST = ("lr", "grad_norm", "loss_scale", "samples_per_second", "peak_memory_mb")
 _ON_REQUEST = ("epoch", "count", "seconds", "time_*", "rank_spread", "slowest_rank")
-"""Of every run, but seldom looked at: `samestep show` is about them."""
+"""Metrics of every run that are seldom drawn: `samestep show` prints them."""
 MOST_PANELS = 60
 _TITLES = {
     "lr": "learning rate",
