@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ from typing import Any
 import pytest
 
 from samestep.checkpoint.manifest import verify_checkpoint
+from samestep.distributed.health.heartbeat import Heartbeat
 from tests.cli.processes import wait_for
 from tests.distributed.interrupting import finish, go_on, train_and_end
 from tests.distributed.running import EACH_EPOCH, settings, train
@@ -64,16 +66,27 @@ def test_a_lost_rank_costs_one_step_and_no_bit(rank: int, tmp_path: Path) -> Non
     assert measured(folder) == measured(untouched.folder), "rank 0's rows, too, if it was lost"
 
 
-def test_a_rank_that_falls_silent_leaves_the_others_time_to_save(tmp_path: Path) -> None:
-    """No connection breaks: their main threads wait in the exchange when they are ended."""
+def never_look_on_rank_2(*args: Any) -> int:
+    """Train; rank 2 does not find out by itself that another rank is silent."""
+    if os.environ["RANK"] == "2":
+        Heartbeat._watch_for_silence = lambda self, waited: None  # type: ignore[method-assign]
+    return train_and_end(*args)
+
+
+@pytest.mark.parametrize("target", [train_and_end, never_look_on_rank_2])
+def test_a_rank_that_falls_silent_leaves_the_others_time_to_save(target: Callable[..., int], tmp_path: Path) -> None:
+    """No connection to it breaks: their main threads wait in the exchange when they are ended.
+
+    A rank that looks later than rank 0 finds no store any more, and ends nevertheless.
+    """
     values = {**WITHOUT_EVALUATION, "distributed": {"lost_after": 5}}
     folder = tmp_path / "run"
     config = settings("Everything", folder, **values)
     args = (config, str(folder / "record"), 2, 1, "SIGSTOP")
-    ranks = RankProcesses(train_and_end, 3, args)
+    ranks = RankProcesses(target, 3, args)
     silent = ranks.processes[1]
     try:
-        wait_for(lambda: not any(ranks.processes[rank].is_alive() for rank in (0, 2)))
+        wait_for(lambda: not any(ranks.processes[rank].is_alive() for rank in (0, 2)), 60)
     finally:
         with suppress(ProcessLookupError):  # the kernel wakes it if nobody is left to do so
             os.kill(silent.pid or 0, signal.SIGKILL)

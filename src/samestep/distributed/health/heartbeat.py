@@ -73,6 +73,7 @@ class Heartbeat:
         self._verdict: SamestepError | None = None
         """What this rank, waiting for long, has found out about the others."""
         self._failure_seen: float | None = None
+        self._store_lost: float | None = None
         self._has_left = False
         self._silence: dict[int, tuple[int | None, float, float]] = {}
         """By rank: its last beat, for how long no other came while this rank looked, and when it looked."""
@@ -133,12 +134,8 @@ class Heartbeat:
             if waited > self._timeout + _SECONDS_TO_END:
                 # A backend that does not raise by itself: the main thread will not return.
                 self._die(self._verdict or RankHung("a collective never returned"))
-            if self._store.is_silent and waited > min(_SECONDS_TO_LISTEN, self._lost_after):
-                silence = f"the store of the ranks did not answer for {self._lost_after:g} s"
-                self._die(PeerLost(f"{silence}: rank 0's machine, or the network to it, is gone"))
-            if self._store.is_gone and self._seconds_stuck() > max(30.0, self._timeout):
-                where = self._now().where()
-                self._die(PeerLost(f"the other ranks have ended, and this one {where}"))
+            if self._store.is_gone:
+                self._end_without_store(waited)
 
     def _beat(self) -> None:
         self._arm_dump()
@@ -237,6 +234,23 @@ class Heartbeat:
             self._give_up(gone)
             names = "; ".join(map(str, gone))
             self._die(PeerLost(f"no sign of life for {self._lost_after:g} s: {names}"))
+
+    def _end_without_store(self, waited: float) -> None:
+        """End this rank if it waits for others: the store ends with rank 0, or with its machine.
+
+        The connection to rank 0 breaks, too, but this rank may wait for another one, which is stopped.
+        """
+        now = time.monotonic()
+        self._store_lost = self._store_lost or now
+        if self._store.is_silent and waited > min(_SECONDS_TO_LISTEN, self._lost_after):
+            silence = f"the store of the ranks did not answer for {self._lost_after:g} s"
+            self._die(PeerLost(f"{silence}: rank 0's machine, or the network to it, is gone"))
+        # Unless its main thread ends by itself, and with a better reason.
+        waits = min(waited, now - self._store_lost) > _SECONDS_TO_END
+        if waits or self._seconds_stuck() > max(30.0, self._timeout):
+            self._die(
+                PeerLost(f"the store of the ranks has closed, as when rank 0 ends, and this rank {self._now().where()}")
+            )
 
     def _beats(self) -> list[tuple[Beat, int]]:
         """Return all ranks' last beats, and their numbers."""
