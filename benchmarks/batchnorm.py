@@ -9,14 +9,13 @@ turn is a short training, in turns with the others; the median time of a step co
 from __future__ import annotations
 
 import argparse
-import statistics
 import tempfile
-import time
 from collections.abc import Iterator
 from itertools import pairwise
 
 import torch
 import torch.nn.functional as F
+from measuring import median_step
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -89,17 +88,6 @@ def by_samestep(device: torch.device, kind: str, lanes: int) -> Iterator[None]:
                     yield
 
 
-def step_seconds(steps: Iterator[None], device: torch.device) -> float:
-    spent, before = [], time.perf_counter()
-    for _ in steps:
-        if device.type == "cuda":
-            torch.cuda.synchronize()
-        now = time.perf_counter()
-        spent.append(now - before)
-        before = now
-    return statistics.median(spent[STEPS:])
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--rounds", type=int, default=3)
@@ -110,8 +98,8 @@ def main() -> None:
         torch.set_num_threads(1)
     print("hand-written, ms; then as ratios:", *(f"{kind}/{lanes}" for kind, lanes in OURS))
     for _ in range(options.rounds):
-        plain = step_seconds(by_hand(device), device)
-        ratios = [step_seconds(by_samestep(device, *ours), device) / plain for ours in OURS]
+        plain = median_step(by_hand(device), device, STEPS)
+        ratios = [median_step(by_samestep(device, *ours), device, STEPS) / plain for ours in OURS]
         print(f"{1e3 * plain:.2f}", *(f"{ratio:.2f}" for ratio in ratios), flush=True)
 
 

@@ -17,7 +17,7 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict
 from pathlib import Path
@@ -40,6 +40,18 @@ Contestant = Generator[None, None, None]
 
 
 # -- timing --------------------------------------------------------------------------------
+
+
+def median_step(steps: Iterator[None], device: torch.device, warm_up: int) -> float:
+    """Return the median seconds of a step, without the first ones."""
+    spent, before = [], time.perf_counter()
+    for _ in steps:
+        if device.type == "cuda":
+            torch.cuda.synchronize()
+        now = time.perf_counter()
+        spent.append(now - before)
+        before = now
+    return statistics.median(spent[warm_up:])
 
 
 def time_rounds(

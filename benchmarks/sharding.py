@@ -14,9 +14,7 @@ import argparse
 import gc
 import os
 import socket
-import statistics
 import tempfile
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -24,6 +22,7 @@ import torch
 import torch.distributed as dist
 import torch.multiprocessing as processes
 import torch.nn.functional as F
+from measuring import median_step
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
@@ -123,19 +122,13 @@ def by_samestep(load: Load, shard: str, folder: str) -> Iterator[None]:
 
 def measured(steps: Iterator[None], device: torch.device) -> tuple[float, float]:
     """Seconds of a step, and megabytes at most."""
-    spent, before = [], time.perf_counter()
     gc.collect()  # what the turn before has left
     if device.type == "cuda":
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats()
-    for _ in steps:
-        if device.type == "cuda":
-            torch.cuda.synchronize()
-        now = time.perf_counter()
-        spent.append(now - before)
-        before = now
+    seconds = median_step(steps, device, WARM_UP)
     most = torch.cuda.max_memory_allocated() / 1e6 if device.type == "cuda" else 0.0
-    return statistics.median(spent[WARM_UP:]), most
+    return seconds, most
 
 
 def rank_of(rank: int, options: argparse.Namespace, ports: list[int], folder: str) -> None:

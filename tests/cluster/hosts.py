@@ -158,18 +158,11 @@ class Hosts(Opened):
         return process
 
     def run(
-        self,
-        host: str,
-        argv: Sequence[str | Path],
-        *,
-        env: Mapping[str, str] | None = None,
-        cwd: Path | None = None,
-        light: bool = False,
-        timeout: float = 300.0,
+        self, host: str, argv: Sequence[str | Path], *, timeout: float = 300.0, **options: Any
     ) -> subprocess.CompletedProcess[str]:
-        """Run a command on a host to its end; raises TimeoutError, with what it printed."""
+        """Run a command on a host to its end, with the options of `start`; TimeoutError has what it printed."""
         pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-        process = self.start(host, argv, env=env, cwd=cwd, light=light, start_new_session=True, **pipes)
+        process = self.start(host, argv, start_new_session=True, **pipes, **options)
         try:
             out, err = process.communicate(timeout=timeout)
         except subprocess.TimeoutExpired:
