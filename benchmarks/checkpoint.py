@@ -3,7 +3,7 @@
     python benchmarks/checkpoint.py [--megabytes 500] [--rounds 7] [--device cpu|cuda]
                                     [--json FILE]
 
-`samestep bench checkpoint`, with the goals of this project: the contestants take turns on the same
+`samestep bench checkpoint`, with the goals of this project: the variants take turns on the same
 state and the same disk, and for each the time until training could continue is measured.
 """
 

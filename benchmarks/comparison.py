@@ -1,4 +1,4 @@
-"""Contestants in one process, in turns, compared with the hand-written loop and the bare graph."""
+"""Variants in one process, in turns, compared with the hand-written loop and the bare graph."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from typing import Any, TypeVar
 
 import torch
 from contest import Contest
-from contestants import Seat
 from measuring import cpu_ratio_to, goal_cell, milliseconds, ratio_to, time_rounds
 from torch import Tensor
+from variants import LoopContext
 
 from samestep.bench.scaling import KeepingSettings
 from samestep.bench.turns import Advance
@@ -36,15 +36,15 @@ class Settings:
     quick: bool
     device: torch.device
     rounds: int
-    contestants: tuple[str, ...]
+    variants: tuple[str, ...]
 
 
 @dataclass(frozen=True)
 class Compared:
-    """One contestant, compared with the hand-written loop and the bare graph."""
+    """One variant, compared with the hand-written loop and the bare graph."""
 
     workload: str
-    contestant: str
+    variant: str
     milliseconds: float
     ratio: float
     low: float
@@ -69,26 +69,29 @@ class Compared:
         return self.graph_ratio if self.goal_against == BARE_GRAPH else self.ratio
 
     def cells(self) -> list[str]:
-        """Contestant, milliseconds, both ratios and the goal, for a table."""
+        """Variant, milliseconds, both ratios and the goal, for a table."""
         to_graph = "" if self.graph_ratio is None else f"{self.graph_ratio:.3f}"
         goal = "" if self.judged is None else goal_cell(self.judged, self.goal)
         ratio, spread = f"{self.ratio:.3f}", f"{self.low:.3f}-{self.high:.3f}"
-        return [self.contestant, f"{self.milliseconds:.3f}", ratio, spread, to_graph, goal]
+        return [self.variant, f"{self.milliseconds:.3f}", ratio, spread, to_graph, goal]
 
     def loss_cell(self) -> str:
         return f"{self.loss:.4f}" if self.agrees else f"[red]{self.loss:.4f}[/]"
 
 
 def time_all(
-    contest: Contest, openers: Mapping[str, Callable[[Seat], Advance]], rounds: int, learned: Callable[[Seat], T]
+    contest: Contest,
+    openers: Mapping[str, Callable[[LoopContext], Advance]],
+    rounds: int,
+    learned: Callable[[LoopContext], T],
 ) -> tuple[dict[str, Tensor], dict[str, T], dict[str, str]]:
-    """Time contestants in turns; return the times, what each has learned, and why some failed.
+    """Time variants in turns; return the times, what each has learned, and why some failed.
 
     Args:
         contest: What they train.
         openers: Makes the loop of each; the hand-written one must not fail.
         rounds: Turns of each.
-        learned: Called after a contestant's first round: after more, rounding alone makes them differ.
+        learned: Called after a variant's first round: after more, rounding alone makes them differ.
     """
     found: dict[str, T] = {}
     turns: dict[str, Callable[[], None]] = {}
@@ -97,9 +100,9 @@ def time_all(
         root = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="samestep-bench-")))
         for name, opener in openers.items():
             (root / name).mkdir()
-            seat = Seat(contest, contest.model(), root / name, stack)
+            loop = LoopContext(contest, contest.model(), root / name, stack)
             try:
-                turn = partial(KeepingSettings(partial(opener, seat)), contest.workload.steps)
+                turn = partial(KeepingSettings(partial(opener, loop)), contest.workload.steps)
                 turn()
             except Exception as error:
                 if name == HAND_WRITTEN:
@@ -107,7 +110,7 @@ def time_all(
                 traceback.print_exc()
                 failed[name] = f"on {contest.workload.name}: {type(error).__name__}: {error}"
             else:
-                turns[name], found[name] = turn, learned(seat)
+                turns[name], found[name] = turn, learned(loop)
             # Given back: the next may choose by the memory that is free.
             gc.collect()
             if contest.on_gpu:
@@ -124,7 +127,7 @@ def compared(contest: Contest, spent: Mapping[str, Tensor], name: str, goal: Goa
     ratio, low, high = ratio_to(spent[HAND_WRITTEN], table)
     to_graph = ratio_to(spent[BARE_GRAPH], table) if BARE_GRAPH in spent else (None, None, None)
     return {
-        "workload": contest.workload.name, "contestant": name,
+        "workload": contest.workload.name, "variant": name,
         "milliseconds": milliseconds(table, contest.workload.steps), "ratio": ratio, "low": low, "high": high,
         "graph_ratio": to_graph[0], "graph_low": to_graph[1], "graph_high": to_graph[2],
         "cpu_ratio": cpu_ratio_to(spent[HAND_WRITTEN], table), "rounds": len(table),

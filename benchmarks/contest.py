@@ -1,10 +1,10 @@
-"""The comparison of peers.py and lanes.py: workloads, and what every contestant gets of them.
+"""The comparison of peers.py and lanes.py: workloads, and what every variant gets of them.
 
 An MLP of 4 layers, 256 wide, at batch 128 in fp32; a residual network of convolutions and BatchNorm
 at 256 images; and a GPT of 12 layers, 768 wide, at 16x512 tokens and at 128x512, with torch's
 scaled_dot_product_attention, a vocabulary of 8192 and a separate head (not tied to the embedding);
 the latter two in bf16 by autocast. All can be learned, so that the losses show whether all
-contestants trained the same.
+variants trained the same.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ CLIP = 1.0
 
 
 class Learner(nn.Module):
-    """A network with its loss inside, as the HF Trainer needs it; all contestants use it."""
+    """A network with its loss inside, as the HF Trainer needs it; all variants use it."""
 
     def __init__(self, network: nn.Module) -> None:
         super().__init__()
@@ -74,7 +74,7 @@ class Workload:
     data: Callable[[int], HostData]
     """Takes the number of samples."""
     together: int = 100
-    """How many contestants of samestep fit into one GPU's memory, besides those by hand."""
+    """How many variants of samestep fit into one GPU's memory, besides those by hand."""
     comparable: bool = True
     """Whether lanes have the losses of the whole batch: BatchNorm normalizes each by itself."""
 
@@ -115,7 +115,7 @@ def gpt_workload(quick: bool) -> Workload:
 def large_gpt_workload(quick: bool) -> Workload:
     """Return the same model with so large a batch that an eighth of it fills the GPU."""
     size = GPTSize(2, 16, 2, 16, 8, 64) if quick else GPTSize(12, 768, 12, 128, 512, 8192)
-    # A graph keeps the memory of its activations: all contestants at once would need too much.
+    # A graph keeps the memory of its activations: all variants at once would need too much.
     return replace(sized_gpt(size), goals=Goals(1.06, 1.02, 1.01, 1.1, 0.9), epoch_steps=25, together=2)
 
 
@@ -142,7 +142,7 @@ WORKLOADS: dict[str, Callable[[bool], Workload]] = {
 
 @dataclass(frozen=True)
 class Contest:
-    """What all contestants share."""
+    """What all variants share."""
 
     workload: Workload
     device: torch.device

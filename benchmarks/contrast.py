@@ -1,4 +1,4 @@
-"""The workload of contrastive.py: a transformer that embeds patches, and where contestants run it."""
+"""The workload of contrastive.py: a transformer that embeds patches, and where variants run it."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from contest import SEED
-from contestants import repeat_forever
 from torch import Tensor, nn
 from torch.optim import AdamW, Optimizer
 from torch.utils.data import DataLoader
+from variants import repeat_forever
 
 from samestep.bench.models import Block
 from samestep.bench.workloads import HostData, collate_nothing
@@ -78,7 +78,7 @@ class Images(HostData):
 
 @dataclass(frozen=True)
 class Place:
-    """Where, and on how many samples, contestants run."""
+    """Where, and on how many samples, variants run."""
 
     world: int
     device: torch.device
@@ -105,7 +105,7 @@ class Place:
 
 
 class Scene:
-    """What all contestants of a place share."""
+    """What all variants of a place share."""
 
     def __init__(self, place: Place, stack: ExitStack) -> None:
         torch.manual_seed(SEED)

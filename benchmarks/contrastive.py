@@ -4,7 +4,7 @@
                                      [--batches 256,8192] [--json FILE]
 
 A transformer embeds samples, and a supervised contrast (`samestep.losses.supcon`) compares all of a
-batch. All contestants train on the same batches, in the same processes and in turns, as in peers.py:
+batch. All variants train on the same batches, in the same processes and in turns, as in peers.py:
 
 - `whole batch`: the loop by hand with one forward pass, on one process;
 - `gathered graph`: what people write on several ranks: DistributedDataParallel, and an all-gather of
@@ -32,11 +32,10 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from contest import SEED
-from contestants import ENDLESS, TOLERANCE
 from contrast import Place, Scene
 from measuring import (
     THREADS,
-    Contestant,
+    Variant,
     add_device_option,
     common_options,
     cpu_ratio_to,
@@ -55,6 +54,7 @@ from rich.table import Table
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
+from variants import ENDLESS, TOLERANCE
 
 import samestep
 from samestep.bench.scaling import KeepingSettings
@@ -111,7 +111,7 @@ def of_all_rows(rows: Tensor, labels: Tensor) -> Tensor:
     return supcon(GatheredRows.apply(rows.float()), gathered(labels))
 
 
-def by_hand(scene: Scene, model: nn.Module, loss_of: Callable[[Tensor, Tensor], Tensor], pieces: int = 1) -> Contestant:
+def by_hand(scene: Scene, model: nn.Module, loss_of: Callable[[Tensor, Tensor], Tensor], pieces: int = 1) -> Variant:
     """Return the loop that people write; in `pieces`, each with a loss of its own."""
     if scene.place.world > 1:
         model = DistributedDataParallel(model, gradient_as_bucket_view=True)
@@ -130,7 +130,7 @@ def by_hand(scene: Scene, model: nn.Module, loss_of: Callable[[Tensor, Tensor], 
         yield
 
 
-def deterministic(open_it: Callable[[], Contestant], device: torch.device) -> Contestant:
+def deterministic(open_it: Callable[[], Variant], device: torch.device) -> Variant:
     """Return the same with the kernels of `same: bits`."""
     choose_kernels(Precision("fp32", "by hand", device), deterministic=True)
     yield from open_it()
@@ -170,7 +170,7 @@ class Contrast(samestep.Task):
 
 def by_samestep(
     scene: Scene, model: nn.Module, name: str, lanes: int, again: bool, at_once: int | None = None
-) -> Contestant:
+) -> Variant:
     place = scene.place
     config = {
         "run_dir": str(scene.folder / name.replace(" ", "-")),
@@ -193,11 +193,11 @@ def by_samestep(
 
 @dataclass(frozen=True)
 class Result:
-    """One contestant, compared with the first of its place."""
+    """One variant, compared with the first of its place."""
 
     world: int
     batch: int
-    contestant: str
+    variant: str
     lanes: int | None
     milliseconds: float
     ratio: float
@@ -214,7 +214,7 @@ class Result:
     """Whether it learned what the first did, if it should."""
 
 
-def openers(scene: Scene) -> dict[str, tuple[int | None, Callable[[nn.Module], Contestant]]]:
+def openers(scene: Scene) -> dict[str, tuple[int | None, Callable[[nn.Module], Variant]]]:
     """By name: the lanes, and what trains a model."""
     place = scene.place
     several = place.world > 1
@@ -253,7 +253,7 @@ def measure_all(places: Sequence[Place], rounds: int) -> tuple[list[Result], lis
 
 
 def measure(place: Place, rounds: int) -> tuple[list[Result], list[str]]:
-    """Return all contestants of a place; and who does not fit."""
+    """Return all variants of a place; and who does not fit."""
     allow_deterministic_products(place.device)
     turns: dict[str, Callable[[], None]] = {}
     peaks: dict[str, float | None] = {}
@@ -317,7 +317,7 @@ def results_of(
             Result(
                 world=place.world,
                 batch=place.batch,
-                contestant=name,
+                variant=name,
                 lanes=lanes[name],
                 milliseconds=milliseconds(table, place.steps),
                 ratio=ratio,
@@ -339,7 +339,7 @@ def results_of(
 
 def results_table(results: Sequence[Result]) -> Table:
     table = Table(title="A step whose loss is over the whole batch", title_justify="left")
-    for column in ("ranks", "batch", "contestant"):
+    for column in ("ranks", "batch", "variant"):
         table.add_column(column, no_wrap=True)
     for column in ("lanes", "ms/step", "ratio", "95% range", "goal", "CPU ratio", "MiB", "loss"):
         table.add_column(column, justify="right")
@@ -350,7 +350,7 @@ def results_table(results: Sequence[Result]) -> Table:
             table.add_section()
         loss = f"{result.loss:.4f}"
         table.add_row(
-            *(("", "") if here == before else here), result.contestant,
+            *(("", "") if here == before else here), result.variant,
             "" if result.lanes is None else str(result.lanes),
             f"{result.milliseconds:.2f}", f"{result.ratio:.3f}",
             f"{result.low:.3f}-{result.high:.3f}", goal_cell(result.ratio, result.goal),
@@ -363,7 +363,7 @@ def results_table(results: Sequence[Result]) -> Table:
 
 
 def places_of(options: Namespace) -> list[list[Place]]:
-    """Return where contestants run; one list for each group of processes."""
+    """Return where variants run; one list for each group of processes."""
     device = device_of(options)
     if device.type == "cuda":
         batches = [int(batch) for batch in options.batches.split(",")]

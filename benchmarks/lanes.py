@@ -1,6 +1,6 @@
 """What lanes cost on a GPU: eager, as CUDA graphs, one after the other and side by side.
 
-    python benchmarks/lanes.py [--workload mlp|conv|gpt|gpt-large|all] [--contestants a,b]
+    python benchmarks/lanes.py [--workload mlp|conv|gpt|gpt-large|all] [--variants a,b]
                                [--rounds N] [--log-every N] [--device cpu|cuda] [--quick]
                                [--json FILE]
 
@@ -28,19 +28,19 @@ from dataclasses import dataclass, replace
 
 from comparison import BARE_GRAPH, HAND_WRITTEN, Compared, Goal, Settings, compared, time_all
 from contest import LOG_EVERY, WORKLOADS, Contest, Workload, open_contest, workload_of
-from contestants import (
+from measuring import add_device_option, common_options, device_of, machine, on_ranks, rounds_of, show, write_json
+from rich.table import Table
+from torch import Tensor
+from variants import (
     TOLERANCE,
+    LoopContext,
     Samestep,
     SamestepLoop,
-    Seat,
     deterministic,
     open_bare_graph,
     open_hand_written,
     reached_by,
 )
-from measuring import add_device_option, common_options, device_of, machine, on_ranks, rounds_of, show, write_json
-from rich.table import Table
-from torch import Tensor
 
 from samestep.bench.turns import Advance
 from samestep.config.schema import DEFAULT_LANES
@@ -51,7 +51,7 @@ from samestep.train.record import hash_state
 ROUNDS = 10
 CONTROL = "hand-written, again"
 FIXED_GRAPH = "bare-graph, deterministic"
-BY_HAND: dict[str, Callable[[Seat], Advance]] = {
+BY_HAND: dict[str, Callable[[LoopContext], Advance]] = {
     HAND_WRITTEN: open_hand_written,
     CONTROL: open_hand_written,
     "hand-written, deterministic": deterministic(open_hand_written),
@@ -92,7 +92,7 @@ class LaneSettings(Settings):
 
 @dataclass(frozen=True)
 class Result(Compared):
-    """A contestant's time, and what it has learned."""
+    """A variant's time, and what it has learned."""
 
     lanes: int | None
     met: bool | None
@@ -102,26 +102,26 @@ class Result(Compared):
 
 @dataclass(frozen=True)
 class Learned:
-    """What a contestant has after its first round."""
+    """What a variant has after its first round."""
 
     loss: float
     weights: str
 
 
 def measure(settings: LaneSettings) -> tuple[list[Result], dict[str, str]]:
-    """Measure these contestants in this process; report which failed, and why."""
+    """Measure these variants in this process; report which failed, and why."""
     allow_deterministic_products(settings.device)
     workload = workload_of(settings.workload, settings.quick)
     contest = open_contest(workload, settings.device, log_every=settings.log_every)
-    openers = {name: BY_HAND[name] if name in BY_HAND else OURS[name].open for name in settings.contestants}
+    openers = {name: BY_HAND[name] if name in BY_HAND else OURS[name].open for name in settings.variants}
     spent, learned, failed = time_all(contest, openers, settings.rounds, learned_by)
     before = reached_by(contest, contest.initial).loss
     return results_of(contest, spent, learned, before), failed
 
 
-def learned_by(seat: Seat) -> Learned:
-    loss = reached_by(seat.contest, seat.model).loss
-    return Learned(loss, hash_state(module_tensors(seat.model)))
+def learned_by(loop: LoopContext) -> Learned:
+    loss = reached_by(loop.contest, loop.model).loss
+    return Learned(loss, hash_state(module_tensors(loop.model)))
 
 
 def results_of(
@@ -159,7 +159,7 @@ def goal_of(name: str, workload: Workload) -> Goal:
 
 def results_table(results: Sequence[Result]) -> Table:
     table = Table(title=f"A step of {results[0].workload}", title_justify="left")
-    table.add_column("contestant", no_wrap=True)
+    table.add_column("variant", no_wrap=True)
     for column in ("ms/step", "to hand-written", "95% range", "to bare graph", "goal", "loss", "weights"):
         table.add_column(column, justify="right")
     for result in results:
@@ -179,18 +179,18 @@ def notes_on(results: Sequence[Result], left_out: Mapping[str, str]) -> list[str
     for result in results:
         if not result.agrees:
             notes.append(
-                f"[red]{result.contestant} trained something else[/] than the hand-written loop: its "
+                f"[red]{result.variant} trained something else[/] than the hand-written loop: its "
                 f"loss is {result.loss:.6f}. Its time means nothing until that is fixed"
             )
     return notes
 
 
 def hashes_of(results: Sequence[Result]) -> dict[int, dict[str, str]]:
-    """By number of lanes, the hash of each contestant's weights."""
+    """By number of lanes, the hash of each variant's weights."""
     found: dict[int, dict[str, str]] = {}
     for result in results:
         if result.lanes is not None:
-            found.setdefault(result.lanes, {})[result.contestant] = result.weights
+            found.setdefault(result.lanes, {})[result.variant] = result.weights
     return found
 
 
@@ -205,17 +205,17 @@ def options_of(arguments: Sequence[str] | None = None) -> Namespace:
     add_device_option(parser)
     parser.add_argument("--workload", choices=(*WORKLOADS, "all"), default="all")
     parser.add_argument(
-        "--contestants", default=",".join(OURS), metavar="A,B", help=f"of {', '.join(OURS)}; those by hand always run"
+        "--variants", default=",".join(OURS), metavar="A,B", help=f"of {', '.join(OURS)}; those by hand always run"
     )
     parser.add_argument(
         "--log-every", type=int, default=LOG_EVERY, metavar="N",
         help=f"steps between two readings of the loss (default: {LOG_EVERY})",
     )  # fmt: skip
     options = parser.parse_args(arguments)
-    options.contestants = options.contestants.split(",")
-    unknown = [name for name in options.contestants if name not in OURS]
+    options.variants = options.variants.split(",")
+    unknown = [name for name in options.variants if name not in OURS]
     if unknown:
-        parser.error(f"no contestant is called {', '.join(unknown)}: there are {', '.join(OURS)}")
+        parser.error(f"no variant is called {', '.join(unknown)}: there are {', '.join(OURS)}")
     if options.log_every < 1:
         parser.error(f"--log-every is {options.log_every}: use at least 1")
     return options
@@ -224,7 +224,7 @@ def options_of(arguments: Sequence[str] | None = None) -> Namespace:
 def main() -> None:
     options = options_of()
     rounds, device = rounds_of(options, ROUNDS), device_of(options)
-    requested = [name for name in (*BY_HAND, *OURS) if name in (*BY_HAND, *options.contestants)]
+    requested = [name for name in (*BY_HAND, *OURS) if name in (*BY_HAND, *options.variants)]
     on_gpu = device.type == "cuda"
     running = [name for name in requested if on_gpu or not needs_gpu(name)]
     left_out = {name: "needs a GPU" for name in requested if name not in running}
@@ -237,11 +237,11 @@ def main() -> None:
         for part in parts_of(workload_of(key, options.quick), running):
             settings = LaneSettings(key, options.quick, device, rounds, part, options.log_every)
             measured, failed = on_ranks(1, measure, settings)
-            seen = {result.contestant for result in results}
-            results += [result for result in measured if result.contestant not in seen]
+            seen = {result.variant for result in results}
+            results += [result for result in measured if result.variant not in seen]
             left_out.update(failed)
             all_well = all_well and not failed
-        results.sort(key=lambda result: requested.index(result.contestant))
+        results.sort(key=lambda result: requested.index(result.variant))
         every += results
         all_well = all_well and is_sound(results)
         show([results_table(results)], facts, rounds, notes_on(results, left_out))

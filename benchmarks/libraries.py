@@ -1,4 +1,4 @@
-"""Contestants of peers.py: other libraries, as their documentation shows them."""
+"""Variants of peers.py: other libraries, as their documentation shows them."""
 
 from __future__ import annotations
 
@@ -6,20 +6,20 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from contest import CLIP, Contest
-from contestants import ENDLESS, Seat, Steps, repeat_forever
 from torch import Tensor, nn
 from torch.nn.utils import clip_grad_norm_
 from torch.optim import Optimizer
+from variants import ENDLESS, LoopContext, Steps, repeat_forever
 
 from samestep.bench.turns import Advance, InThread, in_turns
 
 
-def open_accelerate(seat: Seat) -> Advance:
+def open_accelerate(loop: LoopContext) -> Advance:
     from accelerate import Accelerator
     from accelerate.tracking import GeneralTracker
     from accelerate.utils import DataLoaderConfiguration
 
-    contest, model, log = seat.contest, seat.model, seat.log()
+    contest, model, log = loop.contest, loop.model, loop.log()
 
     class Tracker(GeneralTracker):
         name, requires_logging_directory = "jsonl", False
@@ -54,7 +54,7 @@ def open_accelerate(seat: Seat) -> Advance:
                 accelerator.log({"loss": loss.item()}, step=step)
             yield
 
-    return in_turns(steps(), seat.stack)
+    return in_turns(steps(), loop.stack)
 
 
 def for_lightning(contest: Contest) -> dict[str, Any]:
@@ -66,12 +66,12 @@ def for_lightning(contest: Contest) -> dict[str, Any]:
     }
 
 
-def open_fabric(seat: Seat) -> Advance:
+def open_fabric(loop: LoopContext) -> Advance:
     from lightning.fabric import Fabric
     from lightning.fabric.loggers import CSVLogger
 
-    contest, model = seat.contest, seat.model
-    fabric = Fabric(**for_lightning(contest), loggers=CSVLogger(str(seat.folder)))
+    contest, model = loop.contest, loop.model
+    fabric = Fabric(**for_lightning(contest), loggers=CSVLogger(str(loop.folder)))
 
     def steps() -> Steps:
         fabric.launch()
@@ -80,21 +80,21 @@ def open_fabric(seat: Seat) -> Advance:
             optimizer.zero_grad()
             loss = wrapped(x, y)
             fabric.backward(loss)
-            # Its NaN check would wait for the device in every step; no other contestant does that.
+            # Its NaN check would wait for the device in every step; no other variant does that.
             fabric.clip_gradients(wrapped, optimizer, max_norm=CLIP, error_if_nonfinite=False)
             optimizer.step()
             if (step + 1) % contest.log_every == 0:
                 fabric.log("loss", loss, step=step)
             yield
 
-    return in_turns(steps(), seat.stack)
+    return in_turns(steps(), loop.stack)
 
 
-def open_lightning(seat: Seat) -> Advance:
+def open_lightning(loop: LoopContext) -> Advance:
     from lightning.pytorch import LightningModule, Trainer
     from lightning.pytorch.loggers import CSVLogger
 
-    contest, model = seat.contest, seat.model
+    contest, model = loop.contest, loop.model
 
     class Module(LightningModule):
         def __init__(self, end_step: Callable[[], None]) -> None:
@@ -119,20 +119,20 @@ def open_lightning(seat: Seat) -> Advance:
     trainer = Trainer(
         **for_lightning(contest),
         max_epochs=-1,
-        logger=CSVLogger(str(seat.folder)),
+        logger=CSVLogger(str(loop.folder)),
         log_every_n_steps=contest.log_every,
         gradient_clip_val=CLIP,
         enable_checkpointing=False,
         enable_progress_bar=False,
         enable_model_summary=False,
     )
-    return InThread(lambda end_step: trainer.fit(Module(end_step), contest.loader()), seat.stack)
+    return InThread(lambda end_step: trainer.fit(Module(end_step), contest.loader()), loop.stack)
 
 
-def open_hf_trainer(seat: Seat) -> Advance:
+def open_hf_trainer(loop: LoopContext) -> Advance:
     from transformers import PrinterCallback, Trainer, TrainerCallback, TrainingArguments
 
-    contest, model, log = seat.contest, seat.model, seat.log()
+    contest, model, log = loop.contest, loop.model, loop.log()
 
     class Callback(TrainerCallback):
         def __init__(self, end_step: Callable[[], None]) -> None:
@@ -149,7 +149,7 @@ def open_hf_trainer(seat: Seat) -> Advance:
             return model(**inputs)
 
     arguments = TrainingArguments(
-        output_dir=str(seat.folder),
+        output_dir=str(loop.folder),
         use_cpu=not contest.on_gpu,
         bf16=contest.workload.precision == "bf16",
         per_device_train_batch_size=contest.workload.batch,
@@ -179,4 +179,4 @@ def open_hf_trainer(seat: Seat) -> Advance:
         trainer.add_callback(Callback(end_step))
         trainer.train()
 
-    return InThread(train, seat.stack)
+    return InThread(train, loop.stack)

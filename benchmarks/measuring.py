@@ -1,6 +1,6 @@
 """What the benchmarks share: taking turns, medians of ratios, ranks, tables.
 
-Contestants take short turns in rotating order, and some turns of each are a round. A disturbance
+Variants take short turns in rotating order, and some turns of each are a round. A disturbance
 of the machine that lasts longer than a turn affects all of them; the median over the rounds'
 ratios removes the rest.
 """
@@ -35,7 +35,7 @@ from samestep.bench.statistics import spread_of
 THREADS = 1
 QUICK_ROUNDS = 3
 
-Contestant = Generator[None, None, None]
+Variant = Generator[None, None, None]
 """Runs one training step for each `next()`."""
 
 
@@ -55,16 +55,16 @@ def median_step(steps: Iterator[None], device: torch.device, warm_up: int) -> fl
 
 
 def time_rounds(
-    contestants: Mapping[str, Callable[[], None]], rounds: int, turns: int, device: torch.device
+    variants: Mapping[str, Callable[[], None]], rounds: int, turns: int, device: torch.device
 ) -> dict[str, Tensor]:
-    """For each contestant, a row per counted round: wall seconds and processor seconds."""
-    names = list(contestants)
+    """For each variant, a row per counted round: wall seconds and processor seconds."""
+    names = list(variants)
     spent = {name: torch.zeros(rounds + 1, 2, dtype=torch.float64) for name in names}
     for number in range(rounds + 1):
         for turn in range(turns):
             first = (number + turn) % len(names)
             for name in names[first:] + names[:first]:
-                spent[name][number] += time_once(contestants[name], device)
+                spent[name][number] += time_once(variants[name], device)
     return {name: over_ranks(table[1:].clone()) for name, table in spent.items()}
 
 

@@ -1,22 +1,22 @@
 """What a training step costs with samestep and with other libraries.
 
-    python benchmarks/peers.py [--workload mlp|gpt|both] [--contestants a,b] [--rounds N]
+    python benchmarks/peers.py [--workload mlp|gpt|both] [--variants a,b] [--rounds N]
                                [--optimizer fused|default] [--dropout P] [--device cpu|cuda]
                                [--quick] [--json FILE]
 
-Every contestant trains the same model from the same weights on the same batches (contest.py):
-AdamW, gradients clipped at norm 1, the loss logged every 10 steps by the contestant's own logger,
+Every variant trains the same model from the same weights on the same batches (contest.py):
+AdamW, gradients clipped at norm 1, the loss logged every 10 steps by the variant's own logger,
 no evaluation, no checkpoints, no progress bar. All run in one process and take turns: a round is
 some steps of each, and the device is synchronized before and after. Trainers that own their loop
 run it in a thread, which is released for a round's steps; a second hand-written loop does so too,
 and its ratio, which should be 1, shows what that costs and how far to trust the rest.
 
 `samestep` and `samestep-graph` train the batch as one lane, `samestep-default` as the 8 lanes that a new
-user's config has, with everything else default too. Each contestant has its own settings of torch in
+user's config has, with everything else default too. Each variant has its own settings of torch in
 its turns: samestep chooses deterministic kernels, which the others are not to pay for.
 
 Without dropout all must have learned the same after the first round. The table shows each loss, and
-a contestant that trained something else is reported, since its time means nothing. `--quick` runs
+a variant that trained something else is reported, since its time means nothing. `--quick` runs
 fewer steps and a tiny GPT.
 """
 
@@ -35,20 +35,20 @@ from typing import Any
 import torch
 from comparison import BARE_GRAPH, HAND_WRITTEN, Compared, Goal, Settings, compared, time_all
 from contest import Contest, open_contest, workload_of
-from contestants import (
+from libraries import open_accelerate, open_fabric, open_hf_trainer, open_lightning
+from measuring import add_device_option, common_options, device_of, machine, on_ranks, rounds_of, show, write_json
+from rich.table import Table
+from torch import Tensor
+from variants import (
     TOLERANCE,
+    LoopContext,
     Reached,
     Samestep,
-    Seat,
     open_bare_graph,
     open_hand_written,
     open_in_thread,
     reached_by,
 )
-from libraries import open_accelerate, open_fabric, open_hf_trainer, open_lightning
-from measuring import add_device_option, common_options, device_of, machine, on_ranks, rounds_of, show, write_json
-from rich.table import Table
-from torch import Tensor
 
 from samestep.bench.turns import Advance
 from samestep.optim.kernels import allow_deterministic_products
@@ -60,9 +60,9 @@ EAGER, GRAPH, DEFAULT = "samestep", "samestep-graph", "samestep-default"
 
 @dataclass(frozen=True)
 class Entry:
-    """How a contestant is opened, and what it requires."""
+    """How a variant is opened, and what it requires."""
 
-    open: Callable[[Seat], Advance]
+    open: Callable[[LoopContext], Advance]
     packages: tuple[str, ...] = ()
     gpu: bool = False
 
@@ -101,7 +101,7 @@ class PeerSettings(Settings):
 
 @dataclass(frozen=True)
 class Result(Compared):
-    """A contestant's time, and what it has learned."""
+    """A variant's time, and what it has learned."""
 
     loss_before: float
     """On the same batch, before the first round."""
@@ -110,13 +110,13 @@ class Result(Compared):
 
 
 def measure(settings: PeerSettings) -> tuple[list[Result], dict[str, str]]:
-    """Measure all contestants of one workload in this process; report which failed, and why."""
+    """Measure all variants of one workload in this process; report which failed, and why."""
     quieten()
     allow_deterministic_products(settings.device)
     workload = workload_of(settings.workload, settings.quick)
     contest = open_contest(workload, settings.device, settings.fused, settings.dropout)
-    openers = {name: ENTRIES[name].open for name in settings.contestants}
-    learned = time_all(contest, openers, settings.rounds, lambda seat: reached_by(contest, seat.model))
+    openers = {name: ENTRIES[name].open for name in settings.variants}
+    learned = time_all(contest, openers, settings.rounds, lambda loop: reached_by(contest, loop.model))
     drops = settings.workload == "gpt" and settings.dropout > 0
     return results_of(contest, learned[0], learned[1], drops), learned[2]
 
@@ -151,7 +151,7 @@ def results_of(
 
 def results_table(results: Sequence[Result]) -> Table:
     table = Table(title=f"A step of {results[0].workload}", title_justify="left")
-    table.add_column("contestant", no_wrap=True)
+    table.add_column("variant", no_wrap=True)
     for column in ("ms/step", "to hand-written", "95% range", "to bare graph", "goal", "CPU ratio", "loss", "apart"):
         table.add_column(column, justify="right")
     for result in results:
@@ -169,7 +169,7 @@ def notes_on(results: Sequence[Result], left_out: Mapping[str, str]) -> list[str
         )
     for result in disagreeing(results):
         notes.append(
-            f"[red]{result.contestant} trained something else[/] on {result.workload}: its loss is "
+            f"[red]{result.variant} trained something else[/] on {result.workload}: its loss is "
             f"{result.loss:.6f}. Its time means nothing until that is fixed"
         )
     return notes
@@ -195,16 +195,16 @@ def options_of(arguments: Sequence[str] | None = None) -> Namespace:
     choices = [name for name in ENTRIES if name not in ALWAYS]
     parser.add_argument("--workload", choices=("mlp", "gpt", "both"), default="both")
     parser.add_argument(
-        "--contestants", default=",".join(choices), metavar="A,B",
+        "--variants", default=",".join(choices), metavar="A,B",
         help=f"of {', '.join(choices)}; the hand-written loop always runs",
     )  # fmt: skip
     parser.add_argument("--optimizer", choices=("fused", "default"), default="fused")
     parser.add_argument("--dropout", type=float, default=0.0, help="in the GPT (default: 0)")
     options = parser.parse_args(arguments)
-    options.contestants = [*ALWAYS, *options.contestants.split(",")]
-    unknown = [name for name in options.contestants if name not in ENTRIES]
+    options.variants = [*ALWAYS, *options.variants.split(",")]
+    unknown = [name for name in options.variants if name not in ENTRIES]
     if unknown:
-        parser.error(f"no contestant is called {', '.join(unknown)}: there are {', '.join(choices)}")
+        parser.error(f"no variant is called {', '.join(unknown)}: there are {', '.join(choices)}")
     return options
 
 
@@ -214,7 +214,7 @@ def main() -> None:
     # The HF Trainer would split its batches over all visible GPUs.
     visible = os.environ.get("CUDA_VISIBLE_DEVICES", "0")
     os.environ["CUDA_VISIBLE_DEVICES"] = visible.split(",")[0]
-    requested = [name for name in ENTRIES if name in options.contestants]
+    requested = [name for name in ENTRIES if name in options.variants]
     lacks = {name: ENTRIES[name].lacks(device) for name in requested}
     left_out = {name: why for name, why in lacks.items() if why is not None}
     running = tuple(name for name in requested if name not in left_out)

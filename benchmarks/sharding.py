@@ -1,7 +1,7 @@
 """A step with `distributed.shard`, beside the unsharded one, DDP with ZeroRedundancyOptimizer, and FSDP2 (`fully_shard`).
 
     python benchmarks/sharding.py [--ranks N] [--rounds N] [--device cpu|cuda] [--model mlp|transformer]
-        [--contestants fsdp,weights] [--limit MB] [--backend gloo|nccl]
+        [--variants fsdp,weights] [--limit MB] [--backend gloo|nccl]
 
 An MLP of 40 layers, or a transformer of 12, with AdamW, one lane per rank. Ranks share GPUs if there are too few; over nccl each
 rank is then a machine of its own to nccl, and sends over loopback. Each turn is a short training in the same processes, in turns with the others. The median time of a step counts; on a GPU also the most memory
@@ -33,7 +33,7 @@ from torch.utils.data import DataLoader, TensorDataset
 import samestep
 
 STEPS, WARM_UP, BATCH = 14, 4, 64
-CONTESTANTS = ("zero", "fsdp", "ddp", "none", "optimizer", "weights")
+VARIANTS = ("zero", "fsdp", "ddp", "none", "optimizer", "weights")
 OURS = ("none", "optimizer", "weights")
 TOKENS, SEQUENCE = 1000, 64
 
@@ -150,12 +150,12 @@ def rank_of(rank: int, options: argparse.Namespace, ports: list[int], folder: st
     turns = iter(ports)
     for _ in range(options.rounds):
         row = {}
-        for name in options.contestants:
+        for name in options.variants:
             os.environ["MASTER_PORT"] = str(next(turns))
             steps = by_samestep(load, name, f"{folder}/{name}") if name in OURS else by_torch(load, name)
             row[name] = measured(steps, device)
         if rank == 0:
-            first = options.contestants[0]
+            first = options.variants[0]
             ratios = (f"{name} {row[name][0] / row[first][0]:.2f}" for name in row)
             memory = (f"{name} {row[name][1]:.0f}" for name in row)
             shown = f"; MB at most: {', '.join(memory)}" if device.type == "cuda" else ""
@@ -172,13 +172,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--ranks", type=int, default=4)
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--contestants", type=lambda text: text.split(","), default=CONTESTANTS)
+    parser.add_argument("--variants", type=lambda text: text.split(","), default=VARIANTS)
     parser.add_argument("--model", choices=["mlp", "transformer"], default="mlp")
     parser.add_argument("--limit", type=float, help="megabytes of the GPU that a rank may allocate")
     parser.add_argument("--backend", choices=["gloo", "nccl"], default="gloo")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     options = parser.parse_args()
-    ports = [free_port() for _ in range(options.rounds * len(options.contestants))]
+    ports = [free_port() for _ in range(options.rounds * len(options.variants))]
     with tempfile.TemporaryDirectory() as folder:
         processes.spawn(rank_of, (options, ports, folder), nprocs=options.ranks)
 

@@ -75,7 +75,7 @@ def rows_of(link: str, world: int, comm: Any, scaling: Any) -> Iterator[tuple[st
         "-" if one is None else f"{format_seconds(one.latency)} + n / {format_bytes(one.bandwidth)}/s"
         for one in (plain, line)
     ]
-    rows = {row["contestant"]: row for row in scaling["rows"]}
+    rows = {row["variant"]: row for row in scaling["rows"]}
     ours, ratio = rows["samestep"], rows["samestep"]["ratio_to_ddp"]
     share = ours["phases"]["exchange"]["median"] / ours["median"]
     yield (

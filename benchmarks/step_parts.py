@@ -36,7 +36,7 @@ from rich.table import Table  # noqa: E402
 from torch.optim import Optimizer  # noqa: E402
 from torch.utils.data import DataLoader  # noqa: E402
 
-from samestep.bench.contestants import Seat, open_ddp, open_samestep  # noqa: E402
+from samestep.bench.baselines import LoopContext, open_ddp, open_samestep  # noqa: E402
 from samestep.bench.scaling import KeepingSettings  # noqa: E402
 from samestep.bench.workloads import Workload, WorkloadTask, workload_of  # noqa: E402
 from samestep.config import Config  # noqa: E402
@@ -45,7 +45,7 @@ from samestep.distributed.hardware import detect_hardware  # noqa: E402
 from samestep.distributed.logging import LOGGER  # noqa: E402
 from samestep.reduce.tree_sum import TreeSum  # noqa: E402
 from samestep.step.lane_passes import LanePasses  # noqa: E402
-from samestep.train.trial import reading_once  # noqa: E402
+from samestep.train.quiet_run import reading_once  # noqa: E402
 
 PARTS = ("data", "forward", "backward", "exchange", "optimizer", "rest")
 WARM_UP = 5
@@ -116,11 +116,11 @@ def measure(context: RunContext, config: Config, workload: Workload, rounds: int
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         turns = {}
         for loop in found:
-            seat = Seat(
+            opened_in = LoopContext(
                 reading_once(task), config, context, lambda own: create_run_context(own, hardware), folder / loop, stack
             )
             opened = open_ddp if loop.startswith("ddp") else lambda one: open_samestep(one)[0]
-            turns[loop] = KeepingSettings(lambda seat=seat, opened=opened: opened(seat))
+            turns[loop] = KeepingSettings(lambda context=opened_in, opened=opened: opened(context))
             turns[loop](WARM_UP)
         began = time.perf_counter()
         turns["ddp"](FEWEST)

@@ -3,8 +3,8 @@
     python benchmarks/sweep.py [--quick] [--ranks 2] [--trials 4] [--rounds N] [--json FILE]
 
 Every trial trains the same model on the same data for the same steps and evaluates after each epoch. In a round
-each contestant runs some trials, in rotating order. All keep them in Optuna's sqlite storage, which has the times:
-counted is what comes after the first trial, and not what a contestant does once (imports, the study).
+each variant runs some trials, in rotating order. All keep them in Optuna's sqlite storage, which has the times:
+counted is what comes after the first trial, and not what a variant does once (imports, the study).
 """
 
 from __future__ import annotations
@@ -118,9 +118,9 @@ if __name__ == "__main__":
 
 @dataclass(frozen=True)
 class Result:
-    """One contestant's throughput."""
+    """One variant's throughput."""
 
-    contestant: str
+    variant: str
     ranks: int
     trials_per_minute: float
     times: float
@@ -131,7 +131,7 @@ class Result:
     goal: float | None = None
 
 
-Contestant = Callable[[Path, int], None]
+Variant = Callable[[Path, int], None]
 """Runs this many trials in a folder."""
 
 
@@ -151,8 +151,8 @@ def write_files(folder: Path) -> None:
     (folder / "sweep.yaml").write_text(json.dumps(sweep))
 
 
-def contestants_in(home: Path, ranks: int) -> dict[str, Contestant]:
-    def ours(*overrides: str) -> Contestant:
+def variants_in(home: Path, ranks: int) -> dict[str, Variant]:
+    def ours(*overrides: str) -> Variant:
         def run(folder: Path, trials: int) -> None:
             values = [f"trials={trials}", f"ranks_per_trial={ranks}", f"directory={folder}/sweep"]
             command([sys.executable, "-m", "samestep", "sweep", "run", "sweep.yaml", *values, *overrides], home)
@@ -172,8 +172,8 @@ def command(argv: Sequence[str], folder: Path) -> None:
         raise SystemExit(f"{' '.join(argv)} ended with {done.returncode}:\n{done.stdout}{done.stderr}")
 
 
-def seconds_of(run: Contestant, trials: int) -> float:
-    """From the end of the first trial to that of the last: what a contestant does once is not counted."""
+def seconds_of(run: Variant, trials: int) -> float:
+    """From the end of the first trial to that of the last: what a variant does once is not counted."""
     with tempfile.TemporaryDirectory() as folder:
         run(Path(folder), 1 + trials)
         (database,) = Path(folder).rglob("study.db")
@@ -184,23 +184,23 @@ def seconds_of(run: Contestant, trials: int) -> float:
 
 
 def measure(ranks: int, trials: int, rounds: int) -> list[Result]:
-    """Return all contestants, in turns."""
+    """Return all variants, in turns."""
     with tempfile.TemporaryDirectory() as folder:
         home = Path(folder)
         write_files(home)
-        contestants = contestants_in(home, ranks)
-        names = list(contestants)
+        variants = variants_in(home, ranks)
+        names = list(variants)
         spent: dict[str, list[float]] = {name: [] for name in names}
         for number in range(rounds):
             first = number % len(names)
             for name in names[first:] + names[:first]:
-                spent[name].append(seconds_of(contestants[name], trials))
+                spent[name].append(seconds_of(variants[name], trials))
                 print(f"round {number + 1}, {name}: {spent[name][-1]:.1f} s", file=sys.stderr)
     return results_of(spent, ranks, trials)
 
 
 def results_of(spent: Mapping[str, Sequence[float]], ranks: int, trials: int) -> list[Result]:
-    """Return each contestant's throughput, against a process for each trial."""
+    """Return each variant's throughput, against a process for each trial."""
     results = []
     for name, seconds in spent.items():
         times = [cold / own for cold, own in zip(spent[COLD], seconds, strict=True)]
@@ -214,7 +214,7 @@ def results_of(spent: Mapping[str, Sequence[float]], ranks: int, trials: int) ->
 
 def table_of(results: Sequence[Result]) -> Table:
     table = Table(title="Trials of a sweep, one after the other", title_justify="left")
-    for column in ("contestant", "ranks"):
+    for column in ("variant", "ranks"):
         table.add_column(column, no_wrap=True)
     for column in ("trials a minute", "times a process each", "95% range", "goal"):
         table.add_column(column, justify="right")
@@ -226,7 +226,7 @@ def table_of(results: Sequence[Result]) -> Table:
 def cells_of(row: Result) -> list[str]:
     met = "" if row.goal is None else f">= {row.goal:.0f} {'met' if row.times >= row.goal else 'missed'}"
     spread = f"{row.low:.1f}-{row.high:.1f}"
-    return [row.contestant, str(row.ranks), f"{row.trials_per_minute:.1f}", f"{row.times:.1f}", spread, met]
+    return [row.variant, str(row.ranks), f"{row.trials_per_minute:.1f}", f"{row.times:.1f}", spread, met]
 
 
 def markdown(results: Sequence[Result]) -> str:

@@ -1,6 +1,6 @@
 """Threads against ranks on one machine: a step with the same global batch, by N threads or by N ranks.
 
-Each contestant is a world of processes that stays, and trains some steps whenever it is its turn; the others wait meanwhile
+Each variant is a world of processes that stays, and trains some steps whenever it is its turn; the others wait meanwhile
 without using a processor. A round is a turn of each, in rotating order, and gives one ratio to the single thread.
 """
 
@@ -113,7 +113,7 @@ def work(rank: int, world: int, width: int, meeting: str) -> None:
 
 
 def measure(size: str, counts: Sequence[int], rounds: int) -> list[dict[str, object]]:
-    """Return a row for each contestant: time against one thread."""
+    """Return a row for each variant: time against one thread."""
     shapes = [(1, 1), *((1, n) for n in counts), *((n, 1) for n in counts)]
     with tempfile.TemporaryDirectory() as folder:
         worlds = [start(ranks, threads, WIDTHS[size], Path(folder)) for ranks, threads in shapes]
@@ -130,7 +130,7 @@ def measure(size: str, counts: Sequence[int], rounds: int) -> list[dict[str, obj
         walls = spread_of([mine[0] / his[0] for mine, his in zip(times, alone, strict=True)])
         cpus = spread_of([mine[1] / his[1] for mine, his in zip(times, alone, strict=True)])
         rows.append(
-            {"size": size, "contestant": name, "ratio": walls.median, "low": walls.low,
+            {"size": size, "variant": name, "ratio": walls.median, "low": walls.low,
              "high": walls.high, "cpu_ratio": cpus.median, "rounds": rounds}
         )  # fmt: skip
     return rows
@@ -154,7 +154,7 @@ def main() -> None:
         for row in measure(size, counts, 3 if args.quick else args.rounds):
             found.append(row)
             print(
-                f"{size:7} {row['contestant']:18} time {row['ratio']:.2f} ({row['low']:.2f}-{row['high']:.2f})"
+                f"{size:7} {row['variant']:18} time {row['ratio']:.2f} ({row['low']:.2f}-{row['high']:.2f})"
                 f"  processor time {row['cpu_ratio']:.2f}",
                 flush=True,
             )

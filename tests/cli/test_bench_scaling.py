@@ -54,7 +54,7 @@ def test_a_slow_rank_of_a_task_is_found_by_name(tmp_path: Path) -> None:
     found = json.loads((tmp_path / "scaling.json").read_text())
     assert found["machine"]["task"] == "late.py:Late"
     assert found["machine"]["config"].startswith("sha256 ")
-    rows = {row["contestant"]: row for row in found["rows"]}
+    rows = {row["variant"]: row for row in found["rows"]}
     assert rows.keys() == {"samestep", "ddp"}
     for loop, row in rows.items():
         assert (row["mode"], row["world"], row["backend"]) == ("strong", 2, "gloo")
@@ -78,7 +78,7 @@ def test_a_slow_rank_of_a_task_is_found_by_name(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (("--contestants", "horovod"), "--contestants has horovod: there are samestep, ddp"),
+        (("--variants", "horovod"), "--variants has horovod: there are samestep, ddp"),
         (("--worlds", "4", "--lanes", "2"), "4 ranks need 4 lanes or more"),
         (("--worlds", "2", "--nodes", "2"), "--nodes is for Slurm jobs: add --via slurm"),
         (("--worlds", "2", "--via", "ssh"), "needs the machines: add --hosts a,b"),

@@ -34,7 +34,7 @@ def test_scaling_on_two_machines(via: str, sshd: Sshd, slurm: Slurm, tmp_path: P
     assert done.returncode == 0, done.stderr
     found = json.loads((tmp_path / "scaling.json").read_text())
     assert found["machine"]["hosts"] == ["n1", "n2"]
-    rows = {row["contestant"]: row for row in found["rows"]}
+    rows = {row["variant"]: row for row in found["rows"]}
     assert rows.keys() == {"samestep", "ddp"}
     assert [one["host"] for one in rows["samestep"]["ranks"]] == ["n1", "n2"]
     assert not list(tmp_path.glob("samestep-measuring-*")), "it leaves nothing behind"

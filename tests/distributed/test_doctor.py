@@ -13,11 +13,11 @@ import torch
 import torch.distributed as dist
 
 from samestep import DistributedConfig, create_run_context, detect_hardware
-from samestep.check.machine.examine import examine
 from samestep.check.machine.facts import Machine, Space, inspect_machine
-from samestep.check.machine.findings import Examination, Finding
+from samestep.check.machine.findings import CheckReport, Finding
 from samestep.check.machine.machine import GB
 from samestep.check.machine.ranks import check_order, read_clocks
+from samestep.check.machine.run_checks import run_checks
 from samestep.config import Config, load_config
 from samestep.distributed.probe import SIZES, call_in_order, try_all_reduce
 from samestep.environment.variables import process_environment
@@ -47,33 +47,33 @@ def _roomy() -> Machine:
     )
 
 
-def _examined(folder: Path) -> tuple[Examination, int]:
-    shown: list[Examination] = []
-    examination = examine(_config(), folder, machine=_roomy(), show=shown.append)
+def _checked(folder: Path) -> tuple[CheckReport, int]:
+    shown: list[CheckReport] = []
+    result = run_checks(_config(), folder, machine=_roomy(), show=shown.append)
     assert not dist.is_initialized()
-    return examination, len(shown)
+    return result, len(shown)
 
 
 @pytest.mark.parametrize("world", [2, 4])
 def test_good_ranks_are_told_so_on_every_rank(world: int, tmp_path: Path) -> None:
     folder = tmp_path / "runs" / "new"
-    answers = run_ranks(_examined, world, folder)
-    examination = answers[0][0]
+    answers = run_ranks(_checked, world, folder)
+    result = answers[0][0]
     assert [shown for _, shown in answers] == [1] + [0] * (world - 1)
-    assert all(theirs == examination for theirs, _ in answers)
-    wrong = [f for f in examination.findings if f.severity != "ok"]
+    assert all(theirs == result for theirs, _ in answers)
+    wrong = [f for f in result.findings if f.severity != "ok"]
     assert not wrong, wrong
-    assert (examination.world, examination.exit_code, examination.alone) == (world, 0, False)
+    assert (result.world, result.exit_code, result.alone) == (world, 0, False)
     # Rank 0 finds the port free, the others rank 0; a disk's free space is not the same twice.
-    everywhere = [f for f in examination.findings if f.check not in ("master", "run folder")]
+    everywhere = [f for f in result.findings if f.check not in ("master", "run folder")]
     assert {f.ranks for f in everywhere} == {tuple(range(world))}
-    masters = [f.ranks for f in examination.findings if f.check == "master"]
+    masters = [f.ranks for f in result.findings if f.check == "master"]
     assert masters == [(0,), tuple(range(1, world))]
-    rows = [f.what for f in examination.findings if f.check == "all-reduce"]
+    rows = [f.what for f in result.findings if f.check == "all-reduce"]
     assert [row.split(":")[0] for row in rows] == ["4 KB", "256 KB", "4 MB", "16 MB"]
     assert all("right" in row and "/s per rank" in row for row in rows)
     expected = {"order of calls", "clocks", "shared folder", "master", "same config", "lanes"}
-    assert expected <= {f.check for f in examination.findings}
+    assert expected <= {f.check for f in result.findings}
     assert not list(tmp_path.iterdir()), "the doctor leaves nothing"
 
 
@@ -82,11 +82,11 @@ def _rank() -> int:
 
 
 def _slowly_shown(folder: Path) -> bool:
-    def show(examination: Examination) -> None:
+    def show(result: CheckReport) -> None:
         time.sleep(1)
         (folder / "shown").touch()
 
-    examine(_config(), folder, machine=_roomy(), show=show)
+    run_checks(_config(), folder, machine=_roomy(), show=show)
     return (folder / "shown").exists()
 
 
@@ -95,33 +95,33 @@ def test_no_rank_goes_before_rank_0_has_shown_everything(tmp_path: Path) -> None
     assert run_ranks(_slowly_shown, 2, tmp_path) == [True, True]
 
 
-def _odd_one(folder: Path) -> Examination:
+def _odd_one(folder: Path) -> CheckReport:
     machine = _roomy()
     if _rank() == 1:
         versions = {**machine.versions, "torch": "1.0.0"}
         variables = {**machine.variables, "OMP_NUM_THREADS": "3"}
         machine = replace(machine, versions=versions, variables=variables)
-    return examine(_config(seed=int(_rank() == 1)), folder, machine=machine)
+    return run_checks(_config(seed=int(_rank() == 1)), folder, machine=machine)
 
 
 @pytest.mark.parametrize("world", [2, 4])
 def test_one_rank_that_is_different_is_named_by_all(world: int, tmp_path: Path) -> None:
-    examinations = run_ranks(_odd_one, world, tmp_path)
-    assert len(set(examinations)) == 1
-    assert examinations[0].exit_code == 6
-    found = {f.check: f for f in examinations[0].findings if f.check.startswith("same ")}
+    results = run_ranks(_odd_one, world, tmp_path)
+    assert len(set(results)) == 1
+    assert results[0].exit_code == 6
+    found = {f.check: f for f in results[0].findings if f.check.startswith("same ")}
     assert found["same versions"].severity == "error"
     assert "torch 1.0.0 on rank 1 " in found["same versions"].what
     assert found["same threads"].severity == "warning"
     assert "OMP_NUM_THREADS=3 on rank 1 " in found["same threads"].what
     assert found["same config"].severity == "error"
     assert found["same processors"].severity == "ok"
-    omp = [f for f in examinations[0].findings if f.check == "omp threads"]
+    omp = [f for f in results[0].findings if f.check == "omp threads"]
     assert [f.ranks for f in omp if f.severity != "ok"] == [(1,)]
 
 
-def _in_its_own_folder(folders: list[Path]) -> Examination:
-    return examine(_config(), folders[_rank()], machine=_roomy())
+def _in_its_own_folder(folders: list[Path]) -> CheckReport:
+    return run_checks(_config(), folders[_rank()], machine=_roomy())
 
 
 @pytest.mark.requirement("000-P4-3")
@@ -130,10 +130,10 @@ def test_a_folder_that_one_rank_does_not_see_is_an_error(world: int, tmp_path: P
     folders = [tmp_path / "shared"] * (world - 1) + [tmp_path / "elsewhere"]
     for folder in set(folders):
         folder.mkdir()
-    examinations = run_ranks(_in_its_own_folder, world, folders)
-    assert len(set(examinations)) == 1
-    assert examinations[0].exit_code == 6
-    (finding,) = [f for f in examinations[0].findings if f.check == "shared folder"]
+    results = run_ranks(_in_its_own_folder, world, folders)
+    assert len(set(results)) == 1
+    assert results[0].exit_code == 6
+    (finding,) = [f for f in results[0].findings if f.check == "shared folder"]
     assert (finding.severity, finding.ranks) == ("error", (world - 1,))
     assert finding.hosts[0] in finding.what
     assert not [*folders[0].iterdir(), *folders[-1].iterdir()]
@@ -180,26 +180,26 @@ def test_all_ranks_hear_the_same_clocks() -> None:
     assert [len(clocks) for clocks in first] == [2, 2, 2]
 
 
-def _one_missing(folder: Path) -> tuple[Examination, int]:
+def _one_missing(folder: Path) -> tuple[CheckReport, int]:
     os.environ.update(WORLD_SIZE="3", LOCAL_WORLD_SIZE="3")  # a third rank that nobody starts
-    shown: list[Examination] = []
+    shown: list[CheckReport] = []
     fallback = {"distributed.timeout": 3, "distributed.on_init_failure": "fallback"}
-    return examine(_config(**fallback), folder, machine=_roomy(), show=shown.append), len(shown)
+    return run_checks(_config(**fallback), folder, machine=_roomy(), show=shown.append), len(shown)
 
 
 def test_without_a_group_every_rank_tells_what_it_found_itself(tmp_path: Path) -> None:
-    for rank, (examination, shown) in enumerate(run_ranks(_one_missing, 2, tmp_path)):
-        assert (examination.rank, examination.world, examination.alone) == (rank, 3, True)
-        assert (examination.exit_code, shown) == (6, 1)
-        (finding,) = [f for f in examination.findings if f.severity == "error"]
+    for rank, (result, shown) in enumerate(run_ranks(_one_missing, 2, tmp_path)):
+        assert (result.rank, result.world, result.alone) == (rank, 3, True)
+        assert (result.exit_code, shown) == (6, 1)
+        (finding,) = [f for f in result.findings if f.severity == "error"]
         assert finding.check == "process group"
         assert f"rank {rank} of 3 could not open the process group" in finding.what
-        assert {"/dev/shm", "cpus", "lanes"} <= {f.check for f in examination.findings}
+        assert {"/dev/shm", "cpus", "lanes"} <= {f.check for f in result.findings}
 
 
-def _one_fails(folder: Path) -> Examination | None:
+def _one_fails(folder: Path) -> CheckReport | None:
     if _rank() == 0:
-        return examine(_config(), folder, machine=_roomy())
+        return run_checks(_config(), folder, machine=_roomy())
     with (
         pytest.raises(RuntimeError, match="out of luck"),
         create_run_context(DistributedConfig(timeout=30), detect_hardware()),
@@ -218,16 +218,16 @@ def test_a_rank_that_fails_is_a_finding_on_the_others(tmp_path: Path) -> None:
     assert "Python stack" not in finding.what
 
 
-def _on_two_machines(folder: Path) -> Examination:
+def _on_two_machines(folder: Path) -> CheckReport:
     machine = replace(_roomy(), own_address="127.0.1.1")
     os.environ.update(LOCAL_RANK="0", LOCAL_WORLD_SIZE="1", GROUP_RANK=os.environ["RANK"])
     os.environ["GROUP_WORLD_SIZE"] = "2"
-    return examine(_config(), folder, machine=machine)
+    return run_checks(_config(), folder, machine=machine)
 
 
 def test_a_fear_for_the_group_is_a_note_once_it_is_open(tmp_path: Path) -> None:
-    examination = run_ranks(_on_two_machines, 2, tmp_path)[0]
-    (finding,) = [f for f in examination.findings if f.check == "host name"]
+    result = run_ranks(_on_two_machines, 2, tmp_path)[0]
+    (finding,) = [f for f in result.findings if f.check == "host name"]
     assert finding.severity == "note"
     assert finding.why.startswith("this time ranks could connect")
-    assert examination.exit_code == 0
+    assert result.exit_code == 0

@@ -33,7 +33,7 @@ MODULES = (
     "torch.utils.tensorboard",
     "torchmetrics.classification",
     "samestep.cli",
-    "samestep.check.machine.examine",
+    "samestep.check.machine.run_checks",
     "samestep.models.export.export_run",
     "samestep.models.checkpoint_average",
     "samestep.models.predict",

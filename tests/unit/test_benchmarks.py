@@ -49,7 +49,7 @@ def test_contrastive_tells_another_loss_from_the_same(tmp_path: Path) -> None:
     )  # fmt: skip
     assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
     found = json.loads(answer.read_text(encoding="utf-8"))["results"]
-    rows = {row["contestant"]: row for row in found}
+    rows = {row["variant"]: row for row in found}
     expected = rows["gathered graph"]["loss"]
     for name in ("samestep, 1 lane a rank", "samestep, kept", "samestep, recomputed"):
         assert rows[name]["loss"] == pytest.approx(expected, abs=1e-3)
@@ -61,7 +61,7 @@ def test_peers_runs_and_writes_what_it_measured(tmp_path: Path) -> None:
     done = subprocess.run(
         [
             sys.executable, str(BENCHMARKS / "peers.py"), "--quick", "--device", "cpu",
-            "--workload", "mlp", "--contestants", "samestep,samestep-default,bare-graph",
+            "--workload", "mlp", "--variants", "samestep,samestep-default,bare-graph",
             "--rounds", "2", "--json", str(answer),
         ],
         capture_output=True, text=True, timeout=300, check=False,
@@ -70,7 +70,7 @@ def test_peers_runs_and_writes_what_it_measured(tmp_path: Path) -> None:
     assert "left out: bare-graph (needs a GPU)" in done.stdout
     found = json.loads(answer.read_text(encoding="utf-8"))
     assert found["left_out"] == {"bare-graph": "needs a GPU"}
-    rows = {row["contestant"]: row for row in found["results"]}
+    rows = {row["variant"]: row for row in found["results"]}
     assert list(rows) == ["hand-written", "hand-written, in a thread", "samestep", "samestep-default"]
     assert all(row["milliseconds"] > 0 and row["rounds"] == 2 for row in rows.values())
     reference = rows["hand-written"]
@@ -102,14 +102,14 @@ def test_step_parts_add_up_to_steps(tmp_path: Path) -> None:
         assert all(parts[part] > 0 for part in ("data", "forward", "backward", "optimizer", "rest"))
 
 
-def test_a_contestant_that_trains_something_else_is_named(peers: Any) -> None:
+def test_a_variant_that_trains_something_else_is_named(peers: Any) -> None:
     contest = peers.open_contest(peers.workload_of("mlp", quick=True), torch.device("cpu"), fused=True, dropout=0.0)
     start = peers.reached_by(contest, contest.initial)
     fell_by = {"hand-written": 1.0, "fair": 0.995, "unfair": 0.98}
     reached = {name: peers.Reached(start.loss - fall, start.weights + fall) for name, fall in fell_by.items()}
     spent = dict.fromkeys(reached, torch.ones(2, 2, dtype=torch.float64))
     results = peers.results_of(contest, spent, reached, drops=False)
-    assert [result.contestant for result in peers.disagreeing(results)] == ["unfair"]
+    assert [result.variant for result in peers.disagreeing(results)] == ["unfair"]
     assert results[-1].apart == pytest.approx(0.02)
     assert "unfair trained something else" in "".join(peers.notes_on(results, {}))
     assert not peers.disagreeing(peers.results_of(contest, spent, reached, drops=True))
@@ -121,7 +121,7 @@ def test_lanes_runs_and_compares_bits(tmp_path: Path) -> None:
     done = subprocess.run(
         [
             sys.executable, str(BENCHMARKS / "lanes.py"), "--quick", "--device", "cpu",
-            "--workload", "conv", "--contestants", "default,8-eager,8-graph-4",
+            "--workload", "conv", "--variants", "default,8-eager,8-graph-4",
             "--rounds", "1", "--log-every", "7", "--json", str(answer),
         ],
         capture_output=True, text=True, timeout=300, check=False,
@@ -132,7 +132,7 @@ def test_lanes_runs_and_compares_bits(tmp_path: Path) -> None:
     graphs = ("bare-graph", "bare-graph, deterministic", "8-graph-4")
     assert found["left_out"] == dict.fromkeys(graphs, "needs a GPU")
     assert found["machine"]["log_every"] == 7
-    rows = {row["contestant"]: row for row in found["results"]}
+    rows = {row["variant"]: row for row in found["results"]}
     by_hand = ["hand-written", "hand-written, again", "hand-written, deterministic"]
     assert list(rows) == [*by_hand, "default", "8-eager"]
     assert all(row["milliseconds"] > 0 and row["rounds"] == 1 for row in rows.values())
@@ -151,7 +151,7 @@ def test_lanes_names_other_bits_and_missed_goals(lanes: Any) -> None:
     spent = {name: torch.full((2, 2), value).double() for name, value in seconds.items()}
     same = {name: lanes.Learned(start - 1, "a") for name in names}
     results = lanes.results_of(contest, spent, same, start)
-    assert {r.contestant: r.met for r in results if r.goal} == {"default": True, "1-eager": False, "1-graph": True}
+    assert {r.variant: r.met for r in results if r.goal} == {"default": True, "1-eager": False, "1-graph": True}
     assert lanes.is_sound(results)
 
     other = {**same, "8-graph-2": lanes.Learned(start - 1, "b")}
@@ -173,7 +173,7 @@ def test_lanes_shares_a_gpu_among_as_many_as_fit(lanes: Any) -> None:
     assert [name for part in parts for name in part if name in lanes.OURS] == [*lanes.OURS]
 
 
-def test_a_contestant_has_its_own_settings_of_torch_in_its_turns_only(peers: Any) -> None:
+def test_a_variant_has_its_own_settings_of_torch_in_its_turns_only(peers: Any) -> None:
     seen: list[bool] = []
 
     def open_deterministic() -> Callable[[int], None]:

@@ -27,7 +27,7 @@ from samestep.optim.precision import Precision
 from samestep.pytree import tensors
 from samestep.reduce.stats import RankFlags
 from samestep.run_setup import RunSetup
-from samestep.step.engine import build_engine, prepare
+from samestep.step.build_engine import build_engine, prepare
 from samestep.step.lane_passes import LanePasses
 from samestep.step.step_log import StepLog, StepRecord
 

@@ -11,8 +11,8 @@ from typing import Any
 import torch
 
 from samestep.bench.document import Document, machine_facts
+from samestep.bench.short_runs import backend_of, training_facts, trials
 from samestep.bench.statistics import spread_of
-from samestep.bench.trial import backend_of, training_facts, trials
 from samestep.checkpoint.listing import newest_valid
 from samestep.checkpoint.resume import ResumePoint
 from samestep.config import Config

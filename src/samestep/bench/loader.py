@@ -12,8 +12,8 @@ from torch.utils.data import DataLoader
 
 from samestep.bench.document import Document, machine_facts
 from samestep.bench.loader_choice import Reading, recommended, settings
+from samestep.bench.short_runs import Trials, backend_of, training_facts, trials
 from samestep.bench.statistics import Spread, spread_of
-from samestep.bench.trial import Trials, backend_of, training_facts, trials
 from samestep.config import Config
 from samestep.data.batch import Position, StepData
 from samestep.data.factory import open_source
@@ -158,15 +158,15 @@ def steps_of_a_turn(seconds: float) -> int:
 
 
 def _take_turns(context: RunContext, readers: list[_Reader], rest: _Rest, rounds: int) -> None:
-    contestants: list[_Reader | _Rest] = [rest, *readers]
+    variants: list[_Reader | _Rest] = [rest, *readers]
 
     def slowest(seconds: float) -> float:
         return max(context.gather(seconds))
 
-    with TurnProgress(rounds * len(contestants), context.log, context.is_main) as progress:
+    with TurnProgress(rounds * len(variants), context.log, context.is_main) as progress:
         for number in range(rounds):
-            first = number % len(contestants)
-            for one in (*contestants[first:], *contestants[:first]):
+            first = number % len(variants)
+            for one in (*variants[first:], *variants[:first]):
                 progress.begin(one.label)
                 context.barrier()
                 one.turn(slowest)

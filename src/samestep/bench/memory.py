@@ -20,8 +20,8 @@ from samestep.bench.leak import LEAST_GROWTH, LEAST_RESIDENT_GROWTH, Growth, gro
 from samestep.bench.memory_levels import Levels, StepLevels
 from samestep.bench.memory_meter import Meter, metered
 from samestep.bench.memory_model import StepMemory, bytes_of, predict
+from samestep.bench.short_runs import Trials, backend_of, training_facts, trials
 from samestep.bench.statistics import spread_of
-from samestep.bench.trial import Trials, backend_of, training_facts, trials
 from samestep.config import Config
 from samestep.data.batch import LaneBatch
 from samestep.distributed.context import RunContext

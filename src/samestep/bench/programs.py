@@ -29,7 +29,7 @@ def benchmark_weak_scaling(
     workload: str = "mlp",
     size: str = "small",
     lanes: int | None = None,
-    contestants: Sequence[str] = (),
+    variants: Sequence[str] = (),
     rounds: int | None = None,
     quick: bool = False,
 ) -> dict[int, dict[str, Any]]:
@@ -42,7 +42,7 @@ def benchmark_weak_scaling(
         workload: The built-in task, without a config: `mlp`, `conv` or `transformer`.
         size: Of the built-in task: `small`, `medium` or `large`.
         lanes: Of a rank; None for the config's, or one.
-        contestants: Of `samestep`, `ddp`, `accelerate` and `lightning`; all that are installed, if empty.
+        variants: Of `samestep`, `ddp`, `accelerate` and `lightning`; all that are installed, if empty.
         rounds: Turns of each loop.
         quick: Fewer and shorter turns, of samestep and DDP.
 
@@ -56,7 +56,7 @@ def benchmark_weak_scaling(
         assert found[4]["efficiency"]["median"] > 0.9
     """
     options = {"size": size, "lanes": lanes, "rounds": rounds, "quick": quick}
-    return _measure(WEAK, config, worlds, overrides, workload, contestants, **options)
+    return _measure(WEAK, config, worlds, overrides, workload, variants, **options)
 
 
 def benchmark_strong_scaling(
@@ -90,11 +90,11 @@ def _measure(
     worlds: Sequence[int],
     overrides: Sequence[str] = (),
     workload: str = "mlp",
-    contestants: Sequence[str] = (),
+    variants: Sequence[str] = (),
     **options: Any,
 ) -> dict[int, dict[str, Any]]:
     built_in, most = None if config else workload, max(worlds, default=1)
-    request = ScalingRequest(mode, built_in, contestants=tuple(contestants), most_ranks=most, **options)
+    request = ScalingRequest(mode, built_in, variants=tuple(variants), most_ranks=most, **options)
     file = None if config is None else Path(config)
     loaded = Config(name="bench", steps=1) if file is None else load_config(file, overrides)
     request.check(loaded)
@@ -111,11 +111,11 @@ def by_world(documents: Sequence[Document]) -> dict[int, dict[str, Any]]:
         row["world"]: {
             **row,
             "others": {
-                other["contestant"]: other
+                other["variant"]: other
                 for other in rows
-                if other["world"] == row["world"] and other["contestant"] != SAMESTEP
+                if other["world"] == row["world"] and other["variant"] != SAMESTEP
             },
         }
         for row in rows
-        if row["contestant"] == SAMESTEP
+        if row["variant"] == SAMESTEP
     }

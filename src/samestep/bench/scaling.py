@@ -17,7 +17,7 @@ from typing import Any
 import torch
 import torch.utils.deterministic
 
-from samestep.bench.contestants import LeftOut, Seat, open_ddp, open_samestep, refuse_small_data
+from samestep.bench.baselines import LoopContext, Unsupported, open_ddp, open_samestep, refuse_small_data
 from samestep.bench.document import Document, machine_facts
 from samestep.bench.library_loops import open_accelerate, open_lightning
 from samestep.bench.scaling_figures import ratio_of
@@ -103,7 +103,7 @@ _WARM_UP = {"cuda": 24}
 _WARM_UP_ELSEWHERE = 3
 _FEWEST, _MOST = 2, 200
 """Timed steps of a turn."""
-_OPENERS: Mapping[str, Callable[[Seat], Advance]] = {
+_OPENERS: Mapping[str, Callable[[LoopContext], Advance]] = {
     DDP: open_ddp,
     ACCELERATE: open_accelerate,
     LIGHTNING: open_lightning,
@@ -112,13 +112,13 @@ _OPENERS: Mapping[str, Callable[[Seat], Advance]] = {
 
 @dataclass(frozen=True)
 class Trial:
-    """One measurement: its contestants, and for how long."""
+    """One measurement: its variants, and for how long."""
 
     workload: str
     """As a row names it."""
     modes: Sequence[str]
     batches: Batches
-    contestants: Sequence[str]
+    variants: Sequence[str]
     rounds: int
     seconds: float
     """What the timed steps of a turn take together, about."""
@@ -136,7 +136,7 @@ def measure_scaling(config: Config, context: RunContext, task_of: Callable[[int]
         trial: What is measured.
     """
     rows: list[dict[str, Any]] = []
-    turns = len(trial.modes) * (trial.rounds + 1) * (len(trial.contestants) + 1)
+    turns = len(trial.modes) * (trial.rounds + 1) * (len(trial.variants) + 1)
     with (
         stopping_at_once("the measurement", context.log.main) as check_stop,
         TurnProgress(turns, context.log, context.is_main) as progress,
@@ -165,12 +165,14 @@ class _Measuring:
         """What is known of samestep's own steps only."""
 
     def measure(self, task: Task, progress: TurnProgress, check_stop: Callable[[], None]) -> list[dict[str, Any]]:
-        """Rows, one for each contestant."""
+        """Rows, one for each variant."""
         with ExitStack() as stack:
             refuse_small_data(task, self._part.global_batch)
-            for name in (*self._trial.contestants, self._control):
+            for name in (*self._trial.variants, self._control):
                 progress.begin(name)
-                self._open(name, Seat(task, self._config, self._context, self._own_context, self._folder / name, stack))
+                self._open(
+                    name, LoopContext(task, self._config, self._context, self._own_context, self._folder / name, stack)
+                )
                 progress.end()
                 check_stop()
             # Otherwise a collection of everything the libraries allocated falls into someone's turn.
@@ -182,29 +184,29 @@ class _Measuring:
 
     @property
     def _control(self) -> str:
-        """The contestant that runs twice."""
-        return f"{DDP if DDP in self._trial.contestants else SAMESTEP} again"
+        """The variant that runs twice."""
+        return f"{DDP if DDP in self._trial.variants else SAMESTEP} again"
 
-    def _open(self, name: str, seat: Seat) -> None:
+    def _open(self, name: str, loop: LoopContext) -> None:
         kind = name.removesuffix(" again")
         warm_up = _WARM_UP.get(self._context.device.type, _WARM_UP_ELSEWHERE)
         if kind in self._left_out:
             return
         if kind == SAMESTEP:
-            self._turns[name] = KeepingSettings(lambda: self._opened_samestep(name, seat, warm_up))
+            self._turns[name] = KeepingSettings(lambda: self._opened_samestep(name, loop, warm_up))
             return
         try:
-            self._turns[name] = KeepingSettings(partial(_OPENERS[kind], seat))
-        except LeftOut as why:
+            self._turns[name] = KeepingSettings(partial(_OPENERS[kind], loop))
+        except Unsupported as why:
             self._left_out[name] = str(why)
             return
         self._turns[name](warm_up)
 
-    def _opened_samestep(self, name: str, seat: Seat, warm_up: int) -> Advance:
+    def _opened_samestep(self, name: str, loop: LoopContext, warm_up: int) -> Advance:
         device = self._context.device
         if device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(device)
-        advance, run = open_samestep(seat)
+        advance, run = open_samestep(loop)
         advance(warm_up)
         if name == SAMESTEP:
             # The first to be opened: nobody else's memory is there yet.
@@ -279,7 +281,7 @@ class _Measuring:
             ours = name == SAMESTEP
             rows.append({
                 **shared,
-                "contestant": name,
+                "variant": name,
                 "seconds": list(taken[name]),
                 **asdict(spread),
                 "samples_per_second": part.global_batch / spread.median,

@@ -20,7 +20,7 @@ def ratio_of(reference: Sequence[float], seconds: Sequence[float]) -> Spread:
 
 
 def efficiency_of(mode: str, smallest: Row, row: Row) -> Spread:
-    """Return how much of what the ranks could do is done, against the same contestant on the fewest ranks.
+    """Return how much of what the ranks could do is done, against the same variant on the fewest ranks.
 
     Weak: the time of a step should stay. Strong: it should shrink as the ranks grow.
 
@@ -51,12 +51,12 @@ def with_efficiency(rows: Sequence[Row]) -> list[dict[str, Any]]:
 
 
 def _series(row: Row) -> tuple[Any, ...]:
-    return row["mode"], row["workload"], row["contestant"], row["precision"]
+    return row["mode"], row["workload"], row["variant"], row["precision"]
 
 
 def verdicts(rows: Sequence[Row]) -> list[str]:
     """Return what a reader should know before reading the figures, in a sentence each."""
-    ours = [row for row in rows if row["contestant"] == SAMESTEP]
+    ours = [row for row in rows if row["variant"] == SAMESTEP]
     found = [line for row in ours for line in describe_slow(row)]
     for row in ours:
         place = f"{row['mode']} scaling, {counted(row['world'], 'rank')}"

@@ -14,7 +14,7 @@ SIZES = ("small", "medium", "large")
 WEAK, STRONG = "weak", "strong"
 MODES = {WEAK: (WEAK,), STRONG: (STRONG,), "both": (WEAK, STRONG)}
 SAMESTEP, DDP, ACCELERATE, LIGHTNING = "samestep", "ddp", "accelerate", "lightning"
-CONTESTANTS = (SAMESTEP, DDP, ACCELERATE, LIGHTNING)
+VARIANTS = (SAMESTEP, DDP, ACCELERATE, LIGHTNING)
 _STRONG_LANES = 8
 """Of a built-in workload, unless there are more ranks."""
 

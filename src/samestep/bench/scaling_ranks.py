@@ -12,8 +12,8 @@ from samestep.bench.workloads import WorkloadTask, workload_of
 from samestep.config import Config
 from samestep.distributed.context import RunContext
 from samestep.report.run_facts import config_fact
+from samestep.train.quiet_run import reading_once
 from samestep.train.task import Task, load_task
-from samestep.train.trial import reading_once
 
 
 def measure_request(request: ScalingRequest, config: Config, context: RunContext) -> Document:
@@ -44,7 +44,7 @@ def measure_request(request: ScalingRequest, config: Config, context: RunContext
         workload=config.name if request.workload is None else facts["task"],
         modes=MODES[request.mode],
         batches=request.batches(config, lane_batch),
-        contestants=request.running,
+        variants=request.running,
         rounds=request.turns,
         seconds=request.turn_seconds,
         instrumented=request.instrumented,

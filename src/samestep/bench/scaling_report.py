@@ -64,14 +64,14 @@ def _step_cells(row: Row) -> tuple[str, ...]:
     return (
         row["mode"],
         str(row["world"]),
-        row["contestant"],
+        row["variant"],
         str(row["lanes"]),
         str(row["global_batch"]),
         format_seconds(row["median"]),
         f"{format_seconds(row['low'])} - {format_seconds(row['high'])}",
         f"{row['samples_per_second']:.4g}",
         shown_spread(row["efficiency"]),
-        "-" if row["contestant"] == "ddp" else shown_spread(row["ratio_to_ddp"], 3),
+        "-" if row["variant"] == "ddp" else shown_spread(row["ratio_to_ddp"], 3),
         "-" if row["control"] is None else f"{row['control']['median']:.3f}",
     )
 
@@ -114,7 +114,7 @@ def _lines(rows: Sequence[Row], value: Any) -> list[Line]:
     found: dict[str, list[Row]] = {}
     for row in rows:
         if value(row) is not None:
-            found.setdefault(row["contestant"], []).append(row)
+            found.setdefault(row["variant"], []).append(row)
     return [
         Line(
             name=name, group=name, x=[row["world"] for row in of_name],

@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from samestep.bench.scaling_plan import (
-    CONTESTANTS,
     DDP,
     MODES,
     SAMESTEP,
     SIZES,
     STRONG,
+    VARIANTS,
     WORKLOADS,
     Batches,
     batches_of_config,
@@ -36,7 +36,7 @@ class ScalingRequest:
     """Of the built-in task."""
     lanes: int | None = None
     """Of a rank in weak scaling, of all ranks in strong scaling; None to choose."""
-    contestants: tuple[str, ...] = ()
+    variants: tuple[str, ...] = ()
     """Besides samestep; empty for all."""
     rounds: int | None = None
     quick: bool = False
@@ -56,9 +56,9 @@ class ScalingRequest:
         ):
             if value not in known:
                 raise PlanError(f"{option} is {value!r}: there are {', '.join(known)}")
-        unknown = [name for name in self.contestants if name not in CONTESTANTS]
+        unknown = [name for name in self.variants if name not in VARIANTS]
         if unknown:
-            raise PlanError(f"--contestants has {', '.join(unknown)}: there are {', '.join(CONTESTANTS)}")
+            raise PlanError(f"--variants has {', '.join(unknown)}: there are {', '.join(VARIANTS)}")
         if self.workload is None and config.task is None:
             raise PlanError("the config names no task: set task: FILE.py:Class, or give --workload")
         # A lane's samples of a built-in task are not known without torch, and matter for nothing here.
@@ -79,8 +79,8 @@ class ScalingRequest:
     @property
     def running(self) -> tuple[str, ...]:
         """The loops that are measured; samestep's is first."""
-        chosen = self.contestants or ((DDP,) if self.quick else CONTESTANTS)
-        return (SAMESTEP, *(name for name in CONTESTANTS if name in chosen and name != SAMESTEP))
+        chosen = self.variants or ((DDP,) if self.quick else VARIANTS)
+        return (SAMESTEP, *(name for name in VARIANTS if name in chosen and name != SAMESTEP))
 
     @property
     def turns(self) -> int:
@@ -100,12 +100,12 @@ class ScalingRequest:
     def options(self) -> tuple[str, ...]:
         """As the command line of a rank has it."""
         found = ["--mode", self.mode, "--size", self.size, "--rounds", str(self.turns)]
-        found += ["--contestants", ",".join(self.running), "--most-ranks", str(self.most_ranks)]
+        found += ["--variants", ",".join(self.running), "--most-ranks", str(self.most_ranks)]
         found += [] if self.workload is None else ["--workload", self.workload]
         found += [] if self.lanes is None else ["--lanes", str(self.lanes)]
         return (*found, *(["--quick"] if self.quick else []))
 
 
-def parse_contestants(text: str) -> tuple[str, ...]:
+def parse_variants(text: str) -> tuple[str, ...]:
     """Names such as `samestep,ddp`, from the command line."""
     return tuple(dict.fromkeys(name.strip() for name in text.split(",") if name.strip()))

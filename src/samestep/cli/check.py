@@ -106,10 +106,10 @@ def _check_machine(config: Path | None, overrides: list[str], as_json: bool) -> 
                 return 0
             threads = loaded.distributed.threads_per_rank
             scope.enter_context(exporting({} if threads == "auto" else thread_variables(threads)))
-        from samestep.check.machine.examine import examine
-        from samestep.check.machine.show import print_examination
+        from samestep.check.machine.run_checks import run_checks
+        from samestep.check.machine.show import print_report
 
-        found = examine(loaded, None, show=lambda found: print_examination(found, as_json))
+        found = run_checks(loaded, None, show=lambda found: print_report(found, as_json))
     if found.alone and found.rank:
         # A launcher ends all ranks when the first one exits: let rank 0 print its findings.
         time.sleep(3)

@@ -208,7 +208,7 @@ def _chosen(loaded: LoadedSweep, faster: float | None, number: int | None) -> tu
 
 
 @app.command(hidden=True)
-def examine(
+def probe(
     config: ConfigFile,
     result: Annotated[Path, typer.Option()],
     overrides: Overrides = None,
@@ -220,11 +220,11 @@ def examine(
     """Ask a config's task for its metrics, and split its data; for the process that runs a sweep."""
     with guarded():
         from samestep.config import load_config
-        from samestep.sweep.examine import examine_task, write_examination
+        from samestep.sweep.probe_task import task_info, write_task_info
 
         split = None if k is None else (k, stratify.value, seed)
-        told = examine_task(load_config(config, overrides or []), split, output)
-        write_examination(told, result)
+        info = task_info(load_config(config, overrides or []), split, output)
+        write_task_info(info, result)
 
 
 @app.command(hidden=True)

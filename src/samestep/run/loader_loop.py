@@ -5,8 +5,8 @@ from __future__ import annotations
 from samestep.errors import StepError
 from samestep.run.saver import Saver
 from samestep.run_setup import RunSetup
+from samestep.step.build_engine import Prepared
 from samestep.step.deferred_body import KnownBodies
-from samestep.step.engine import Prepared
 from samestep.step.graphs import GraphedSteps
 from samestep.step.lane_cost import LaneCost
 from samestep.step.lane_passes import LanePasses

@@ -28,7 +28,8 @@ from samestep.run.run_loader import RunLoader, is_bar_over_loader, unwrapped
 from samestep.run.run_measures import RunMeasures
 from samestep.run.second_loader import SecondLoader
 from samestep.run.step_sequence import StepSequence
-from samestep.step.engine import build_engine, prepare
+from samestep.step.build_engine import build_engine, prepare
+from samestep.step.engine import StepEngine
 from samestep.step.lane_passes import LanePasses
 from samestep.step.lane_tensor import LaneTensor
 from samestep.step.lane_watch import LaneWatch
@@ -36,7 +37,6 @@ from samestep.step.loop_body import Reduction
 from samestep.step.loss_terms import Term, loss_value
 from samestep.step.module_calls import functions_per_lane
 from samestep.step.step import Step
-from samestep.step.step_engine import StepEngine
 
 LEFT = "its own loop"
 """What has stopped a run that its loop left, by `break` for example."""

@@ -31,7 +31,7 @@ from samestep.run.run_place import RunPlace
 from samestep.run.saver import Saver
 from samestep.run.step_end import StepEnd
 from samestep.run_setup import RunSetup
-from samestep.step.engine import Prepared
+from samestep.step.build_engine import Prepared
 from samestep.step.lane_passes import LanePasses
 from samestep.step.loop_body import LoopBody
 from samestep.tracking.listeners import Listeners, RunListener

@@ -30,11 +30,11 @@ from samestep.step.body_trace import (
     places_of,
     with_places,
 )
+from samestep.step.engine import LossFunction
 from samestep.step.graph_nodes import reached_from
 from samestep.step.lane_passes import LanePasses
 from samestep.step.lane_tensor import LaneSize, LaneTensor, LaneValue, lane_tensor
 from samestep.step.loss_terms import LossValue
-from samestep.step.step_engine import LossFunction
 from samestep.step.torch_functions import changes_first
 
 _SEEN_ALIKE = 2

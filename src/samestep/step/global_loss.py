@@ -28,6 +28,7 @@ from samestep.reduce.lane_rows import LaneRows
 from samestep.reduce.shared_rows import LaneBlocks
 from samestep.reduce.stats import LaneStats
 from samestep.run_setup import RunSetup
+from samestep.step.engine import LaneRunner
 from samestep.step.global_batch import GlobalBatch
 from samestep.step.lane_passes import LanePasses
 from samestep.step.lane_tensor import pick
@@ -35,7 +36,6 @@ from samestep.step.lanes_together import LanesTogether
 from samestep.step.loss_buffers import LossBuffers
 from samestep.step.loss_terms import LossValue, OneLoss, check_loss
 from samestep.step.micro_batches import MicroBatches
-from samestep.step.step_engine import LaneRunner
 
 Embed = Callable[[LaneBatch], Any]
 """Returns the embeddings of a lane's samples: a tensor, or several in containers."""

@@ -25,9 +25,9 @@ from samestep.pytree import leaves, signature
 from samestep.reduce.buffer_slots import keep_buffers
 from samestep.step.capture import capture, fresh_stream
 from samestep.step.captured_constants import CapturedConstants, loss_code
+from samestep.step.engine import LossFunction, StepEngine
 from samestep.step.lane_passes import LanePasses
 from samestep.step.recorded_step import RecordedLanes, RecordedStep, host_generators, refuse_other_numbers
-from samestep.step.step_engine import LossFunction, StepEngine
 from samestep.step.whole_lanes import WholeLanes
 
 _OWNERS_STEP = "distributed.shard: optimizer lets owners step, and send their weights"

@@ -18,10 +18,10 @@ from samestep.lanes.rng import BETWEEN, MODEL
 from samestep.optim.update import Updated
 from samestep.reduce.mean_loss import mean_loss
 from samestep.reduce.stats import EMPTY, LaneStats, LocalStats
+from samestep.step.engine import LossFunction, StepEngine
 from samestep.step.lane_leaves import LaneLeaves
 from samestep.step.loss_terms import LossValue, Term, TermSums, check_loss
 from samestep.step.step_batches import StepBatches
-from samestep.step.step_engine import LossFunction, StepEngine
 from samestep.step.supported import refuse_frozen_gradients
 
 

@@ -8,11 +8,11 @@ from typing import Any, TypeVar
 from samestep.data.batch import LaneBatch, Moment
 from samestep.errors import StepError
 from samestep.optim.precision import Precision
+from samestep.step.engine import LossFunction
 from samestep.step.lane_passes import LanePasses
 from samestep.step.lane_tensor import LaneValue
 from samestep.step.loop_body import LoopBody
 from samestep.step.module_calls import ModuleCalls
-from samestep.step.step_engine import LossFunction
 
 T = TypeVar("T")
 

@@ -14,8 +14,8 @@ from samestep.errors import CheckpointError, OutOfMemory, TaskError
 from samestep.pytree import take_samples
 from samestep.reduce.buffer_slots import keep_buffers
 from samestep.run_setup import RunSetup
+from samestep.step.engine import LossFunction
 from samestep.step.lane_passes import LanePasses
-from samestep.step.step_engine import LossFunction
 from samestep.step.whole_lanes import WholeLanes
 
 

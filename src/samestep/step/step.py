@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from torch import Tensor
 
+from samestep.step.engine import LossFunction
 from samestep.step.global_loss import BatchLoss, Embed
 from samestep.step.lane_passes import LanePasses
-from samestep.step.step_engine import LossFunction
 
 
 class Step:

@@ -12,7 +12,7 @@ from samestep.distributed.context import RunContext
 from samestep.distributed.health.activity import DATA
 from samestep.errors import StepError
 from samestep.pytree import map_leaves
-from samestep.step.step_engine import StepEngine
+from samestep.step.engine import StepEngine
 
 
 class StepBatches:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from samestep.data.batch import LaneBatch
 from samestep.optim.precision import Precision
+from samestep.step.engine import LossFunction
 from samestep.step.lane_passes import LanePasses
-from samestep.step.step_engine import LossFunction
 
 
 class WholeLanes:

@@ -18,10 +18,10 @@ from samestep.environment.variables import process_environment
 from samestep.errors import CheckpointError, RunDirError, Stopped, TaskError, UserError
 from samestep.sweep.children import Child, Children
 from samestep.sweep.database import open_database
-from samestep.sweep.examine import examine
 from samestep.sweep.loading import LoadedSweep
 from samestep.sweep.optuna_parts import Known, decide, draw, trial_count
 from samestep.sweep.pareto import best_words, results_of
+from samestep.sweep.probe_task import probe_task
 from samestep.sweep.resource_plan import ResourcePlan
 from samestep.sweep.run_spec import RunSpec, why_failed
 from samestep.sweep.schema import SweepConfig, seconds_of
@@ -64,13 +64,13 @@ def run_sweep(loaded: LoadedSweep, report: Report, watch: Watch | None = None) -
             (folder / name).mkdir(exist_ok=True)
         output, wanted = folder / "logs" / "warm.txt", sweep.may_be_warm
         server = warm_server(loaded.base, packing.threads, output, wanted, report)
-        forks = stack.enter_context(server)  # imports while the task is examined
-        told = examine(loaded, folder, children)
+        forks = stack.enter_context(server)  # imports while the task is probed
+        info = probe_task(loaded, folder, children)
         definition = {"sweep": dict(sweep.definition()), "config": shape_of(loaded.base)}
         same_study(folder / "definition.json", definition)
         document = {**sweep.model_dump(mode="json"), "base": str(sweep.base_path.resolve())}
         write_document(folder / SWEEP, signed(document))
-        for line in (*loaded.notes, *([told.folds] if told.folds else []), packing.summary):
+        for line in (*loaded.notes, *([info.folds] if info.folds else []), packing.summary):
             report(line)
         children.fork_from(forks, report)
         storage = Storage(sweep, folder, database)
@@ -272,8 +272,8 @@ class Coordinator:
             return
         values = [trial.mean(), *further]
         self._storage.complete(trial.number, *values)
-        told = zip(sweep.metrics, values, strict=True)
-        self._end(trial, ", ".join(f"{metric} {value:.6g}" for metric, value in told))
+        info = zip(sweep.metrics, values, strict=True)
+        self._end(trial, ", ".join(f"{metric} {value:.6g}" for metric, value in info))
 
     def _prune(self, trial: LiveTrial) -> None:
         self._storage.prune(trial.number)

@@ -12,7 +12,7 @@ from typing import Any
 from samestep.checkpoint.run_result import RunResult
 from samestep.errors import TaskError
 from samestep.sweep.children import Child
-from samestep.sweep.examine import folds_file
+from samestep.sweep.probe_task import folds_file
 from samestep.sweep.run_spec import RunSpec, override
 from samestep.sweep.schema import SweepConfig, seconds_of
 from samestep.sweep.storage import CURVES, FOLDS, PRUNED, TrialRecord

@@ -37,7 +37,7 @@ def timed(seconds: float, noise: Sequence[float] = NOISE) -> dict[str, Any]:
 def scaling(world: int, seconds: float, **other: Any) -> dict[str, Any]:
     """A row of `bench scaling`: ours, strong, over gloo, and without an efficiency."""
     row: dict[str, Any] = {
-        "mode": "strong", "workload": "mlp-small", "contestant": "samestep", "precision": "fp32",
+        "mode": "strong", "workload": "mlp-small", "variant": "samestep", "precision": "fp32",
         "world": world, "backend": "gloo", "lanes": 8, "global_batch": 64, **timed(seconds),
         "efficiency": None, "ratio_to_ddp": None, "phases": None, "control": None,
         "ranks": [{"rank": rank, "host": "node1", "compute": 0.01, "memory_bytes": 1 << 28} for rank in range(world)],

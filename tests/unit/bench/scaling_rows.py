@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 
-def row_of(mode: str, world: int, median: float, spread: float = 0.0, contestant: str = "samestep") -> dict[str, Any]:
+def row_of(mode: str, world: int, median: float, spread: float = 0.0, variant: str = "samestep") -> dict[str, Any]:
     return {
-        "mode": mode, "workload": "mlp-small", "contestant": contestant, "precision": "fp32", "world": world,
+        "mode": mode, "workload": "mlp-small", "variant": variant, "precision": "fp32", "world": world,
         "backend": "gloo", "lanes": world if mode == "weak" else 8, "global_batch": 8 * world,
         "seconds": [median - spread, median, median + spread], "median": median,
         "low": median - spread, "high": median + spread, "samples_per_second": 8 * world / median,

@@ -25,7 +25,7 @@ def test_a_dict_for_each_world_with_other_loops_beside_it(monkeypatch: pytest.Mo
         return [
             Document("scaling", {}, [
                 row_of("strong", world.ranks, 8.0 / world.ranks + 1.0),
-                row_of("strong", world.ranks, 9.0, contestant="ddp"),
+                row_of("strong", world.ranks, 9.0, variant="ddp"),
             ])
             for world in worlds
         ]  # fmt: skip
@@ -36,7 +36,7 @@ def test_a_dict_for_each_world_with_other_loops_beside_it(monkeypatch: pytest.Mo
     assert [world.ranks for world in worlds] == [1, 4]
     assert command.name == "bench scaling"
     words = " ".join(command.options)
-    assert words.startswith("--mode strong --size small --rounds 3 --contestants samestep,ddp")
+    assert words.startswith("--mode strong --size small --rounds 3 --variants samestep,ddp")
     assert words.endswith("--most-ranks 4 --workload conv --lanes 4 --quick")
     assert found.keys() == {1, 4}
     assert found[1]["efficiency"] is None

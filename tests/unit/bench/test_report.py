@@ -37,7 +37,7 @@ def results(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
             [
                 scaling(1, 0.1, phases=phases, workload=EVIL),
                 scaling(2, 0.06, phases=phases, workload=EVIL, efficiency=figure(0.83)),
-                scaling(2, 0.05, contestant="ddp", workload=EVIL, efficiency=figure(0.9)),
+                scaling(2, 0.05, variant="ddp", workload=EVIL, efficiency=figure(0.9)),
             ],
         ),
         document("comm", [comm("broadcast", 2, 1024 * 4**power, 1e-4) for power in range(3)]),

@@ -52,8 +52,8 @@ def test_the_ratio_has_a_range() -> None:
 
 
 def test_what_is_measured_beside_samestep_is_a_caution_and_no_failure() -> None:
-    rows = [scaling(1, 1.0), scaling(1, 1.0, contestant="ddp")]
-    slower = [scaling(1, 1.0), scaling(1, 1.5, contestant="ddp")]
+    rows = [scaling(1, 1.0), scaling(1, 1.0, variant="ddp")]
+    slower = [scaling(1, 1.0), scaling(1, 1.5, variant="ddp")]
     found = compare(placed(slower), placed(rows))
     assert verdicts(found) == ["no difference", "slower"]
     assert not found.worse

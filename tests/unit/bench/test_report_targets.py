@@ -63,8 +63,8 @@ def test_of_several_measurements_the_worst_decides() -> None:
     assert found.why == "worst of 2, of which 1 meet it: conv, weak, 4 ranks, gloo"
 
 
-def test_other_contestants_meet_no_target() -> None:
-    row = scaling(4, 0.3, contestant="ddp", efficiency=figure(0.99))
+def test_other_variants_meet_no_target() -> None:
+    row = scaling(4, 0.3, variant="ddp", efficiency=figure(0.99))
     assert one(STRONG, row).state == UNKNOWN
 
 

@@ -27,7 +27,7 @@ def test_strong_efficiency_is_how_much_of_the_speedup_there_is() -> None:
 
 def test_efficiency_is_against_the_same_loop_on_the_fewest_ranks() -> None:
     rows = [
-        row_of("weak", 4, 20.0), row_of("weak", 2, 10.0), row_of("weak", 2, 30.0, contestant="ddp"),
+        row_of("weak", 4, 20.0), row_of("weak", 2, 10.0), row_of("weak", 2, 30.0, variant="ddp"),
         row_of("strong", 4, 5.0),
     ]  # fmt: skip
     found = [row["efficiency"] and row["efficiency"]["median"] for row in with_efficiency(rows)]

@@ -17,10 +17,10 @@ from samestep.data.batch import LaneBatch, Position
 from samestep.data.factory import open_source
 from samestep.distributed.context import SingleProcessContext
 from samestep.run_setup import RunSetup
-from samestep.step.engine import Prepared, build_engine, prepare
+from samestep.step.build_engine import Prepared, build_engine, prepare
+from samestep.step.engine import LaneRunner
 from samestep.step.lane_passes import LanePasses
 from samestep.step.step import Step
-from samestep.step.step_engine import LaneRunner
 from samestep.step.step_log import StepLog, StepRecord
 
 LR = 0.5

@@ -17,7 +17,7 @@ from samestep.optim.loss_scale import CheckedScaling, LossScale
 from samestep.reduce.gradients import LaneSum, OneLaneSum
 from samestep.reduce.scaling import Scaling
 from samestep.reduce.stats import NO_FLAGS
-from samestep.step.engine import Prepared, _uses_graphs, prepare
+from samestep.step.build_engine import Prepared, _uses_graphs, prepare
 from samestep.step.micro_batches import MicroBatches
 from samestep.step.run_objects import trainable
 from samestep.step.whole_lanes import WholeLanes

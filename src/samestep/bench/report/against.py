@@ -183,7 +183,7 @@ def _unique(
 
 def _change(now: _Figure, before: _Figure, tolerance: float) -> Change:
     kind = now.result.document.kind
-    what, ours = describe(kind, now.row), now.row.get("contestant", OURS) == OURS
+    what, ours = describe(kind, now.row), now.row.get("variant", OURS) == OURS
     if now.values and before.values:
         ratio = ratio_confidence_interval(now.values, before.values)
         old, new = before.row["median"], now.row["median"]

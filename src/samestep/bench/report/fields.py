@@ -24,7 +24,7 @@ from samestep.report.format import format_bytes
 Row = Mapping[str, Any]
 
 _IDENTITY = (
-    "mode", "workload", "contestant", "precision", "world", "backend", "lanes", "global_batch", "operation", "bytes",
+    "mode", "workload", "variant", "precision", "world", "backend", "lanes", "global_batch", "operation", "bytes",
     "part", "lanes_per_rank", "action", "workers", "prefetch",
 )  # fmt: skip
 """Fields that say what was measured; the others say what came out."""
@@ -40,7 +40,7 @@ def identity(kind: str, row: Row) -> tuple[object, ...]:
 
 def describe(kind: str, row: Row) -> str:
     """Return what a row measured, in words."""
-    named = [str(row[name]) for name in ("mode", "workload", "contestant", "precision", "operation", "action", "part") if row.get(name) is not None]  # fmt: skip
+    named = [str(row[name]) for name in ("mode", "workload", "variant", "precision", "operation", "action", "part") if row.get(name) is not None]  # fmt: skip
     if kind == "comm":
         named.append(format_bytes(row["bytes"]))
     counted = [f"{row[n]} {n.replace('_', ' ')}" for n in ("workers", "prefetch", "lanes_per_rank") if row.get(n) is not None]  # fmt: skip
@@ -80,7 +80,7 @@ class _Range(BaseModel):
 class _Scaling(_Timed):
     mode: Literal["weak", "strong"]
     workload: str
-    contestant: str
+    variant: str
     precision: str
     backend: str
     global_batch: NonNegativeInt

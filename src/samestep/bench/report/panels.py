@@ -24,7 +24,7 @@ _FLOOR = {"weak": 0.9, "strong": 0.8}
 
 @dataclass(frozen=True)
 class _Curve:
-    """One contestant on one machine over worlds."""
+    """One variant on one machine over worlds."""
 
     name: str
     rows: Sequence[Row]
@@ -33,7 +33,7 @@ class _Curve:
 def efficiency_panels(machines: Sequence[Machine]) -> list[Panel]:
     """Efficiency of each workload and mode over worlds."""
     rows = _scaling(machines)
-    colors = _colors(curve.name for curve in _curves(rows, "contestant"))
+    colors = _colors(curve.name for curve in _curves(rows, "variant"))
     return [
         _efficiency_panel(mode, workload, found, colors)
         for workload in _unique(row["workload"] for _, row in rows)
@@ -44,7 +44,7 @@ def efficiency_panels(machines: Sequence[Machine]) -> list[Panel]:
 
 def throughput_panels(machines: Sequence[Machine]) -> list[Panel]:
     """Our throughput of all workloads, for each mode."""
-    rows = _of(_scaling(machines), contestant=OURS)
+    rows = _of(_scaling(machines), variant=OURS)
     colors = _colors(curve.name for curve in _curves(rows, "workload"))
     return [_throughput_panel(mode, found, colors) for mode in _MODES if (found := _of(rows, mode=mode))]
 
@@ -105,7 +105,7 @@ def _worlds(rows: Sequence[tuple[str, Row]]) -> list[float]:
 
 def _efficiency_panel(mode: str, workload: str, rows: Sequence[tuple[str, Row]], colors: Mapping[str, str]) -> Panel:
     lines = []
-    for curve in _curves(rows, "contestant"):
+    for curve in _curves(rows, "variant"):
         color = colors[curve.name]
         known = [(row, _efficiency_or_one(row)) for row in curve.rows]
         lines.append(_banded(curve.name, color, known))

@@ -27,7 +27,7 @@ class Placed:
         """Return what must be the same for two worlds to be points of one curve."""
         row = self.row
         batch = row["global_batch"] / (row["world"] if row["mode"] == "weak" else 1)
-        names = ("mode", "workload", "contestant", "precision")
+        names = ("mode", "workload", "variant", "precision")
         return (self.config, batch, *(row[name] for name in names))
 
 

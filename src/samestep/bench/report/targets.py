@@ -94,7 +94,7 @@ def _judged(limit: _Limit, figures: Sequence[_Figure], missing: str) -> Target:
 
 
 def _ours(machine: Machine) -> list[Row]:
-    return [row for row in machine.rows("scaling") if row["contestant"] == OURS]
+    return [row for row in machine.rows("scaling") if row["variant"] == OURS]
 
 
 def _where(row: Row) -> str:

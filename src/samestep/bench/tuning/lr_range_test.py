@@ -14,8 +14,8 @@ from torch.optim import Optimizer
 from samestep.bench.tuning.lr_curve import Curve, RangeTest, suggest, what_is_wrong
 from samestep.checkpoint.ownership import claim
 from samestep.config import Config, load_config
+from samestep.config.measuring_run import measuring_run
 from samestep.config.optim import SpeedConfig
-from samestep.config.trial_runs import trial_run
 from samestep.distributed.context import RunContext
 from samestep.errors import ConfigError, NonFiniteLoss, RangeTestError
 from samestep.run.run import Run
@@ -114,7 +114,7 @@ def find_lr(
 
 def range_test_config(config: Config, steps: int) -> Config:
     """Return the config of the short run: in its own directory, without saves, schedules or averages."""
-    return trial_run(
+    return measuring_run(
         config,
         run_dir=str(config.run_path / FOLDER),
         steps=steps,

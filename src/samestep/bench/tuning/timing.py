@@ -24,7 +24,7 @@ from samestep.bench.document import Document, machine_facts
 from samestep.bench.statistics import spread_of
 from samestep.bench.tuning.variants import Variant
 from samestep.config import Config, override_config
-from samestep.config.trial_runs import endless_run
+from samestep.config.measuring_run import endless_run
 from samestep.distributed.context import RunContext
 from samestep.distributed.hardware import detect_hardware
 from samestep.distributed.signals import stopping_at_once
@@ -36,8 +36,8 @@ from samestep.step.supported import lonely_samples
 from samestep.tracking.progress import TurnProgress
 from samestep.tracking.step_times import peak_memory
 from samestep.train.loop import Training
+from samestep.train.quiet_run import quiet_context, reading_once, refuse_small_data
 from samestep.train.task import Task, load_task
-from samestep.train.trial import quiet_context, reading_once, refuse_small_data
 
 KIND = "tune"
 _WARM_UP = {"cuda": 24}

@@ -72,7 +72,7 @@ def merge(findings: Iterable[Finding]) -> tuple[Finding, ...]:
 
 
 @dataclass(frozen=True)
-class Examination:
+class CheckReport:
     """Everything that was found: the same object on every rank that could join the others."""
 
     findings: tuple[Finding, ...]
@@ -80,7 +80,7 @@ class Examination:
     rank: int | None = None
     """Only for a rank that stayed alone: its number. The findings are then its own."""
     alone: bool = False
-    """Whether the ranks could not reach each other, so that each has its own examination."""
+    """Whether the ranks could not reach each other, so that each has its own result."""
 
     @property
     def worst(self) -> Severity:

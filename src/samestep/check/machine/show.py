@@ -1,4 +1,4 @@
-"""An examination for people, or as one line of JSON."""
+"""A report for people, or as one line of JSON."""
 
 from __future__ import annotations
 
@@ -6,49 +6,49 @@ import json
 import sys
 from collections import Counter
 
-from samestep.check.machine.findings import SEVERITIES, Examination, Finding, Severity
+from samestep.check.machine.findings import SEVERITIES, CheckReport, Finding, Severity
 from samestep.words import counted
 
 _STYLES: dict[Severity, str] = {"ok": "green", "note": "cyan", "warning": "yellow", "error": "bold red"}
 
 
-def print_examination(examination: Examination, as_json: bool = False) -> None:
+def print_report(result: CheckReport, as_json: bool = False) -> None:
     """Print it all, and flush: a launcher may end this process any time now."""
     if as_json:
-        print(json.dumps(examination.as_json()), flush=True)
+        print(json.dumps(result.as_json()), flush=True)
         return
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
 
     console = Console(width=None if sys.stdout.isatty() else 140)
-    if examination.alone and examination.world > 1:
-        console.print(_heading(examination), style="bold", markup=False)
-    several = examination.world > 1 and not examination.alone
+    if result.alone and result.world > 1:
+        console.print(_heading(result), style="bold", markup=False)
+    several = result.world > 1 and not result.alone
     table = Table("check", "result", "found", *(["ranks"] if several else []))
-    for check, severity, what, where in examination.rows():
+    for check, severity, what, where in result.rows():
         # A rank other than 0 that stayed alone prints only what is wrong: rank 0 prints the rest.
-        if severity != "ok" or not examination.rank:
+        if severity != "ok" or not result.rank:
             style = next(_STYLES[s] for s in SEVERITIES if s == severity)
             cells = (Text(check), Text(severity, style), Text(what))
             table.add_row(*cells, *([Text(where)] if several else []))
     console.print(table)
-    for finding in sorted(examination.findings, key=lambda f: -SEVERITIES.index(f.severity)):
+    for finding in sorted(result.findings, key=lambda f: -SEVERITIES.index(f.severity)):
         if finding.severity != "ok":
-            for line, style in _lines(examination, finding):
+            for line, style in _lines(result, finding):
                 console.print(Text(line, style), soft_wrap=True)
-    console.print(summary(examination), style=_STYLES[examination.worst], markup=False)
+    console.print(summary(result), style=_STYLES[result.worst], markup=False)
     console.file.flush()
 
 
-def _heading(examination: Examination) -> str:
-    who = "This process" if examination.rank is None else f"Rank {examination.rank}"
-    return f"{who} of {examination.world} could not reach the others; what it found by itself:"
+def _heading(result: CheckReport) -> str:
+    who = "This process" if result.rank is None else f"Rank {result.rank}"
+    return f"{who} of {result.world} could not reach the others; what it found by itself:"
 
 
-def _lines(examination: Examination, finding: Finding) -> list[tuple[str, str]]:
-    where = examination.where(finding)
-    ranks = f" (ranks: {where})" if where and where != "all" and not examination.alone else ""
+def _lines(result: CheckReport, finding: Finding) -> list[tuple[str, str]]:
+    where = result.where(finding)
+    ranks = f" (ranks: {where})" if where and where != "all" and not result.alone else ""
     lines = [(f"{finding.severity}: {finding.check}: {finding.what}{ranks}", "bold")]
     if finding.why:
         lines.append((f"  why: {finding.why}", ""))
@@ -57,9 +57,9 @@ def _lines(examination: Examination, finding: Finding) -> list[tuple[str, str]]:
     return lines
 
 
-def summary(examination: Examination) -> str:
+def summary(result: CheckReport) -> str:
     """'1 error, 2 warnings, 14 ok'."""
-    counts = Counter(finding.severity for finding in examination.findings)
+    counts = Counter(finding.severity for finding in result.findings)
     parts = [
         f"{counts['ok']} ok" if severity == "ok" else counted(counts[severity], severity)
         for severity in reversed(SEVERITIES)

@@ -42,7 +42,7 @@ ModeOption = Annotated[Mode, typer.Option(help="weak: the batch grows with the r
 WorkloadOption = Annotated[Workload | None, typer.Option(help="A built-in task; mlp, if there is no config.")]
 SizeOption = Annotated[Size, typer.Option(help="Of the built-in task.")]
 Lanes = Annotated[int | None, typer.Option(min=1, help="Of a rank in weak scaling, of all ranks in strong scaling.")]
-Contestants = Annotated[str, typer.Option(help="Of samestep,ddp,accelerate,lightning; all that are installed.")]
+Variants = Annotated[str, typer.Option(help="Of samestep,ddp,accelerate,lightning; all that are installed.")]
 MostRanks = Annotated[int, typer.Option(hidden=True)]
 
 
@@ -53,7 +53,7 @@ def scaling(
     workload: WorkloadOption = None,
     size: SizeOption = Size.small,
     lanes: Lanes = None,
-    contestants: Contestants = "",
+    variants: Variants = "",
     rounds: Rounds = None,
     most_ranks: MostRanks = 1,
 ) -> Measurement:
@@ -65,13 +65,13 @@ def scaling(
     Example: samestep bench scaling config.yaml --worlds 1,2,4
     """
     from samestep.bench.programs import threads_of_ranks
-    from samestep.bench.scaling_request import ScalingRequest, parse_contestants
+    from samestep.bench.scaling_request import ScalingRequest, parse_variants
     from samestep.config import Config
 
     config = asked.load(lambda: Config(name="bench", steps=1))
     built_in = (workload or Workload.mlp).value if workload or asked.file is None else None
     request = ScalingRequest(
-        mode.value, built_in, size.value, lanes, parse_contestants(contestants), rounds, asked.quick,
+        mode.value, built_in, size.value, lanes, parse_variants(variants), rounds, asked.quick,
         max(most_ranks, *asked.start.counts, 1),
     )  # fmt: skip
     request.check(config)

@@ -14,7 +14,7 @@ from samestep.bench.tuning import timing
 from samestep.bench.tuning.timed import Timed
 from samestep.bench.tuning.variants import lane_variants
 from samestep.config import Config, load_config
-from samestep.config.trial_runs import endless_run
+from samestep.config.measuring_run import endless_run
 from samestep.distributed.context import SingleProcessContext
 from samestep.distributed.logging import KeptLog
 from samestep.errors import PlanError

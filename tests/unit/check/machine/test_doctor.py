@@ -14,9 +14,8 @@ from typing import Any
 import pytest
 
 from samestep.check.machine.agreement import check_agreement
-from samestep.check.machine.examine import check_launch, examine
 from samestep.check.machine.facts import Load, Machine, RankReport, Space, inspect_machine
-from samestep.check.machine.findings import Examination, Finding, Place, at, merge, ok, spans
+from samestep.check.machine.findings import CheckReport, Finding, Place, at, merge, ok, spans
 from samestep.check.machine.machine import (
     GB,
     MB,
@@ -42,7 +41,8 @@ from samestep.check.machine.network import (
 )
 from samestep.check.machine.planned import check_lane_cost, check_lanes, check_optim, check_plan, check_task, digest
 from samestep.check.machine.ranks import check_all_reduce, check_clocks, check_order, check_sharing
-from samestep.check.machine.show import print_examination, summary
+from samestep.check.machine.run_checks import check_launch, run_checks
+from samestep.check.machine.show import print_report, summary
 from samestep.config import Config, load_config
 from samestep.distributed.probe import Reduced
 from samestep.environment.fact import Fact
@@ -130,8 +130,8 @@ def test_the_same_finding_on_several_ranks_is_one() -> None:
         ("cpus", "too few", (0, 2), ("n1", "n2")),
         ("cpus", "8", (1,), ("n2",)),
     ]
-    examination = Examination(merged, world=3)
-    assert [row[-1] for row in examination.rows()] == ["all", "0, 2 on n1, n2", "1 on n2"]
+    result = CheckReport(merged, world=3)
+    assert [row[-1] for row in result.rows()] == ["all", "0, 2 on n1, n2", "1 on n2"]
 
 
 def test_a_finding_that_names_its_ranks_keeps_them() -> None:
@@ -149,21 +149,21 @@ def test_a_finding_that_names_its_ranks_keeps_them() -> None:
     ],
 )
 def test_the_worst_finding_is_the_exit_code(severities, worst, code) -> None:
-    examination = Examination(tuple(Finding("c", s, "w") for s in severities))
-    assert (examination.worst, examination.exit_code) == (worst, code)
+    result = CheckReport(tuple(Finding("c", s, "w") for s in severities))
+    assert (result.worst, result.exit_code) == (worst, code)
 
 
 def test_runs_of_ranks_are_drawn_together() -> None:
     assert spans((0, 1, 2, 5, 7, 8)) == "0-2, 5, 7-8"
 
 
-def test_an_examination_is_printed_for_people(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_report_is_printed_for_people(capsys: pytest.CaptureFixture[str]) -> None:
     findings = (
         ok("launcher", "torchrun [::1]"),
         Finding("cpus", "warning", "4 ranks on 2 CPUs", "they take turns", "start 2", (1,)),
         Finding("master", "error", "nobody answers", "no run", "start rank 0", (0, 1)),
     )
-    print_examination(Examination(findings, world=2))
+    print_report(CheckReport(findings, world=2))
     out = capsys.readouterr().out
     assert "torchrun [::1]" in out
     assert out.index("error: master: nobody answers") < out.index("warning: cpus")
@@ -174,24 +174,24 @@ def test_an_examination_is_printed_for_people(capsys: pytest.CaptureFixture[str]
 
 def test_a_rank_that_stayed_alone_prints_its_number_and_only_what_is_wrong(capsys: pytest.CaptureFixture[str]) -> None:
     findings = (ok("launcher", "by hand"), Finding("master", "error", "gone", "no run", "fix it"))
-    print_examination(Examination(findings, world=4, rank=3, alone=True))
+    print_report(CheckReport(findings, world=4, rank=3, alone=True))
     out = capsys.readouterr().out
     assert out.startswith("Rank 3 of 4 could not reach the others")
     assert "gone" in out
     assert "by hand" not in out
-    print_examination(Examination(findings, world=4, rank=0, alone=True))
+    print_report(CheckReport(findings, world=4, rank=0, alone=True))
     assert "by hand" in capsys.readouterr().out
 
 
 def test_json_is_one_line_with_everything(capsys: pytest.CaptureFixture[str]) -> None:
-    examination = Examination((Finding("cpus", "warning", "w", "y", "a", (1,), ("n1",)),), world=2)
-    print_examination(examination, as_json=True)
+    result = CheckReport((Finding("cpus", "warning", "w", "y", "a", (1,), ("n1",)),), world=2)
+    print_report(result, as_json=True)
     document = json.loads(capsys.readouterr().out)
     assert (document["worst"], document["exit_code"], document["world"]) == ("warning", 5, 2)
     assert document["findings"] == [
         {"check": "cpus", "severity": "warning", "what": "w", "why": "y", "advice": "a", "ranks": [1], "hosts": ["n1"]}
     ]
-    assert summary(examination) == "1 warning"
+    assert summary(result) == "1 warning"
 
 
 # -- one machine ---------------------------------------------------------------------------
@@ -579,13 +579,13 @@ def test_an_allocation_without_a_step_is_noted() -> None:
     assert is_reported(fine, "ok", "none")
 
 
-def test_one_process_is_examined_and_leaves_nothing(tmp_path: Path) -> None:
-    shown: list[Examination] = []
+def test_one_process_is_checked_and_leaves_nothing(tmp_path: Path) -> None:
+    shown: list[CheckReport] = []
     folder = tmp_path / "runs" / "new"
-    examination = examine(configured(tmp_path), folder, machine=MACHINE, show=shown.append)
-    assert shown == [examination]
-    assert (examination.worst, examination.exit_code, examination.alone) == ("note", 0, False)
-    checks = {finding.check for finding in examination.findings}
+    result = run_checks(configured(tmp_path), folder, machine=MACHINE, show=shown.append)
+    assert shown == [result]
+    assert (result.worst, result.exit_code, result.alone) == ("note", 0, False)
+    checks = {finding.check for finding in result.findings}
     assert {"launcher", "gpus", "cpus", "/dev/shm", "open files", "run folder", "lanes"} <= checks
     assert "all-reduce" not in checks
     assert [path.name for path in tmp_path.iterdir()] == ["config.yaml"]
@@ -594,17 +594,17 @@ def test_one_process_is_examined_and_leaves_nothing(tmp_path: Path) -> None:
 def test_a_launch_that_contradicts_itself_is_a_finding(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as patch:
         patch.setenv("RANK", "0")
-        examination = examine(None, tmp_path, machine=MACHINE)
-    assert examination.exit_code == 6
-    (finding,) = [f for f in examination.findings if f.severity == "error"]
+        result = run_checks(None, tmp_path, machine=MACHINE)
+    assert result.exit_code == 6
+    (finding,) = [f for f in result.findings if f.severity == "error"]
     assert is_reported(finding, "error", "RANK is set but WORLD_SIZE is not")
-    assert "/dev/shm" in {f.check for f in examination.findings}
+    assert "/dev/shm" in {f.check for f in result.findings}
 
 
 def test_every_contradiction_with_the_config_is_a_finding(tmp_path: Path) -> None:
     config = configured(tmp_path, **{"distributed.backend": "nccl", "distributed.world_size": 4})
-    examination = examine(config, tmp_path, machine=MACHINE)
-    found = [f.what for f in examination.findings if f.check == "launch"]
+    result = run_checks(config, tmp_path, machine=MACHINE)
+    found = [f.what for f in result.findings if f.check == "launch"]
     assert len(found) == 2
     assert "started alone" in found[0]
     assert "nccl, which needs GPUs" in found[1]
@@ -612,8 +612,8 @@ def test_every_contradiction_with_the_config_is_a_finding(tmp_path: Path) -> Non
 
 def test_a_folder_that_cannot_be_made_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("in the way")
-    examination = examine(None, tmp_path / "file" / "run", machine=MACHINE)
-    (finding,) = [f for f in examination.findings if f.check == "run folder"]
+    result = run_checks(None, tmp_path / "file" / "run", machine=MACHINE)
+    (finding,) = [f for f in result.findings if f.check == "run folder"]
     assert is_reported(finding, "error", "cannot be written to")
 
 

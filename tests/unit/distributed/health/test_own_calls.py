@@ -11,7 +11,7 @@ from samestep.distributed.health.own_calls import own_call, unmatched_calls
 
 TORCH = Path(torch.__file__).parent
 USER = '  File "/home/me/task.py", line 12, in loss\n    dist.all_reduce(x)\n'
-OURS = f'  File "{Path(samestep.__file__).parent}/step/engine.py", line 3, in run\n    loss()\n'
+OURS = f'  File "{Path(samestep.__file__).parent}/step/build_engine.py", line 3, in run\n    loss()\n'
 WRAPPED = f'  File "{TORCH}/distributed/c10d_logger.py", line 83, in wrapper\n    func()\n'
 
 

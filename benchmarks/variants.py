@@ -1,4 +1,4 @@
-"""Contestants of peers.py and lanes.py: the loop by hand, a bare CUDA graph, and samestep.
+"""Variants of peers.py and lanes.py: the loop by hand, a bare CUDA graph, and samestep.
 
 All run in one process, each with its own settings of torch in its turns (`samestep.bench.scaling`).
 """
@@ -36,8 +36,8 @@ Steps = Generator[None, None, None]
 
 
 @dataclass(frozen=True)
-class Seat:
-    """What one contestant gets: the contest, its own model, a directory, and a stack to close."""
+class LoopContext:
+    """What one variant gets: the contest, its own model, a directory, and a stack to close."""
 
     contest: Contest
     model: nn.Module
@@ -59,9 +59,9 @@ def repeat_forever(loader: Iterable[Any]) -> Iterator[Any]:
 # -- by hand -------------------------------------------------------------------------------
 
 
-def hand_written(seat: Seat) -> Steps:
+def hand_written(loop: LoopContext) -> Steps:
     """Return the loop that people write without a library."""
-    contest, model, log = seat.contest, seat.model, seat.log()
+    contest, model, log = loop.contest, loop.model, loop.log()
     optimizer = contest.optimizer(model)
     for step, batch in enumerate(repeat_forever(contest.loader()), start=1):
         x, y = (tensor.to(contest.device, non_blocking=True) for tensor in batch)
@@ -76,21 +76,21 @@ def hand_written(seat: Seat) -> Steps:
         yield
 
 
-def open_hand_written(seat: Seat) -> Advance:
-    return in_turns(hand_written(seat), seat.stack)
+def open_hand_written(loop: LoopContext) -> Advance:
+    return in_turns(hand_written(loop), loop.stack)
 
 
-def open_in_thread(seat: Seat) -> Advance:
+def open_in_thread(loop: LoopContext) -> Advance:
     def train(end_step: Callable[[], None]) -> None:
-        for _ in hand_written(seat):
+        for _ in hand_written(loop):
             end_step()
 
-    return InThread(train, seat.stack)
+    return InThread(train, loop.stack)
 
 
-def bare_graph(seat: Seat) -> Steps:
+def bare_graph(loop: LoopContext) -> Steps:
     """Return the lower limit: the whole step is one captured graph, without anything else."""
-    contest, model, log = seat.contest, seat.model, seat.log()
+    contest, model, log = loop.contest, loop.model, loop.log()
     optimizer = contest.optimizer(model)
     for group in optimizer.param_groups:
         group["capturable"] = True
@@ -126,16 +126,16 @@ def bare_graph(seat: Seat) -> Steps:
         yield
 
 
-def open_bare_graph(seat: Seat) -> Advance:
-    return in_turns(bare_graph(seat), seat.stack)
+def open_bare_graph(loop: LoopContext) -> Advance:
+    return in_turns(bare_graph(loop), loop.stack)
 
 
-def deterministic(open_it: Callable[[Seat], Advance]) -> Callable[[Seat], Advance]:
+def deterministic(open_it: Callable[[LoopContext], Advance]) -> Callable[[LoopContext], Advance]:
     """Return the same with the kernels that `same: bits` takes: what they cost without samestep."""
 
-    def open_deterministic(seat: Seat) -> Advance:
-        choose_kernels(Precision("fp32", "by hand", seat.contest.device), deterministic=True)
-        return open_it(seat)
+    def open_deterministic(loop: LoopContext) -> Advance:
+        choose_kernels(Precision("fp32", "by hand", loop.contest.device), deterministic=True)
+        return open_it(loop)
 
     return open_deterministic
 
@@ -146,8 +146,8 @@ def deterministic(open_it: Callable[[Seat], Advance]) -> Callable[[Seat], Advanc
 class ContestTask(samestep.Task):
     """The contest as a task of samestep."""
 
-    def __init__(self, seat: Seat) -> None:
-        self._seat = seat
+    def __init__(self, loop: LoopContext) -> None:
+        self._seat = loop
 
     def model(self) -> nn.Module:
         return self._seat.model
@@ -176,23 +176,23 @@ class Samestep:
     graph: bool | None = None
     parallel_lanes: int | None = None
 
-    def open(self, seat: Seat) -> Advance:
-        run = seat.stack.enter_context(samestep.start(self.config(seat, clip={"norm": CLIP})))
-        return in_turns(Training(run, ContestTask(seat)).steps(), seat.stack)
+    def open(self, loop: LoopContext) -> Advance:
+        run = loop.stack.enter_context(samestep.start(self.config(loop, clip={"norm": CLIP})))
+        return in_turns(Training(run, ContestTask(loop)).steps(), loop.stack)
 
-    def config(self, seat: Seat, **others: Any) -> dict[str, Any]:
+    def config(self, loop: LoopContext, **others: Any) -> dict[str, Any]:
         speed = {"graph": self.graph, "parallel_lanes": self.parallel_lanes}
         return {
-            "run_dir": str(seat.folder),
+            "run_dir": str(loop.folder),
             "seed": SEED,
             "steps": ENDLESS,
-            "global_batch": seat.contest.workload.batch,
+            "global_batch": loop.contest.workload.batch,
             "lanes": self.lanes,
-            "precision": seat.contest.workload.precision,
-            "log_every": seat.contest.log_every,
+            "precision": loop.contest.workload.precision,
+            "log_every": loop.contest.log_every,
             "speed": {key: value for key, value in speed.items() if value is not None},
             "checkpoint": {"enabled": False},
-            "distributed": {"device": seat.contest.device.type, "threads_per_rank": THREADS},
+            "distributed": {"device": loop.contest.device.type, "threads_per_rank": THREADS},
             **others,
         }
 
@@ -200,14 +200,14 @@ class Samestep:
 class SamestepLoop(Samestep):
     """The hand-written loop on a run of samestep: its lines, but for the device and autocast."""
 
-    def open(self, seat: Seat) -> Advance:
-        run = seat.stack.enter_context(samestep.start(self.config(seat)))
-        return in_turns(_own_loop(seat, run), seat.stack)
+    def open(self, loop: LoopContext) -> Advance:
+        run = loop.stack.enter_context(samestep.start(self.config(loop)))
+        return in_turns(_own_loop(loop, run), loop.stack)
 
 
-def _own_loop(seat: Seat, run: samestep.Run) -> Steps:
-    contest, log = seat.contest, seat.log()
-    model, optimizer, loader = run.prepare(seat.model, contest.optimizer(seat.model), contest.loader())
+def _own_loop(loop: LoopContext, run: samestep.Run) -> Steps:
+    contest, log = loop.contest, loop.log()
+    model, optimizer, loader = run.prepare(loop.model, contest.optimizer(loop.model), contest.loader())
     for step, (x, y) in enumerate(loader, start=1):
         optimizer.zero_grad(set_to_none=True)
         loss = model(x, y)

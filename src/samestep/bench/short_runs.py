@@ -11,7 +11,7 @@ from typing import Any
 
 from samestep.bench.builtin import is_builtin
 from samestep.config import Config
-from samestep.config.trial_runs import endless_run
+from samestep.config.measuring_run import endless_run
 from samestep.distributed.collectives import TorchCollectives
 from samestep.distributed.context import RunContext
 from samestep.distributed.hardware import detect_hardware
@@ -21,8 +21,8 @@ from samestep.report.run_facts import config_fact
 from samestep.run.run import Run
 from samestep.step.step import Step
 from samestep.train.loop import Training
+from samestep.train.quiet_run import quiet_context, reading_once, refuse_small_data
 from samestep.train.task import Task, load_task
-from samestep.train.trial import quiet_context, reading_once, refuse_small_data
 
 
 class Trials:

@@ -23,10 +23,10 @@ def endless_run(config: Config, run_dir: str, **changes: Any) -> Config:
     # Never due; a plateau's schedule requires that there are evaluations.
     evaluation = EvaluationConfig(every_epochs=None, every_steps=ENDLESS)
     values = {"run_dir": run_dir, "steps": ENDLESS, "evaluation": evaluation, **changes}
-    return trial_run(config, **values)
+    return measuring_run(config, **values)
 
 
-def trial_run(config: Config, **changes: Any) -> Config:
+def measuring_run(config: Config, **changes: Any) -> Config:
     """Return a config without saves, trackers, schedules, averages at the end and early stops.
 
     Args:

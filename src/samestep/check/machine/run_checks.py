@@ -1,4 +1,4 @@
-"""One examination: inspect this machine, join the other ranks, compare and test."""
+"""All checks of one machine and between ranks: inspect this machine, join the other ranks, compare and test."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from samestep.check.machine.agreement import check_agreement
 from samestep.check.machine.facts import Load, Machine, RankReport, inspect_machine, load_of, space_of
-from samestep.check.machine.findings import Examination, Finding, Place, at, merge, ok
+from samestep.check.machine.findings import CheckReport, Finding, Place, at, merge, ok
 from samestep.check.machine.machine import check_cpus, check_disk, check_machine
 from samestep.check.machine.network import check_names, check_network, check_rendezvous, try_rendezvous
 from samestep.config import Config, DistributedConfig
@@ -34,12 +34,12 @@ _GROUP_CHECKS = ("host name", "master", "interfaces")
 if TYPE_CHECKING:
     from samestep.distributed.context import RunContext
 
-Show = Callable[[Examination], None]
+Show = Callable[[CheckReport], None]
 
 
-def examine(
-    config: Config | None, folder: Path | None, *, machine: Machine | None = None, show: Show = lambda examination: None
-) -> Examination:
+def run_checks(
+    config: Config | None, folder: Path | None, *, machine: Machine | None = None, show: Show = lambda result: None
+) -> CheckReport:
     """Everything that would go wrong with a run started like this process.
 
     `show` is called where the result is to be printed: on rank 0, while the others wait, since a
@@ -64,9 +64,9 @@ def examine(
         return _alone(report, launch, met, show)
     if config is None and place.world.value == 1 and not machine.hardware.device_count:
         # Nothing is left that needs torch, which takes seconds to import.
-        examination = _examination([(report, tuple(met))], [_only_one()])
-        show(examination)
-        return examination
+        result = _report([(report, tuple(met))], [_only_one()])
+        show(result)
+        return result
     from samestep.distributed.context import create_run_context
 
     try:
@@ -75,13 +75,13 @@ def examine(
         return _alone(report, launch, [*met, _not_opened(error)], show)
     try:
         with context:  # which explains why an exchange broke
-            examination = _together(context, report, met, place.master_addr.value, folder)
+            result = _together(context, report, met, place.master_addr.value, folder)
             if context.is_main:
-                show(examination)
+                show(result)
             _wait_until_shown(context)
     except (PeerLost, CollectiveMismatch, RankHung) as error:
         return _alone(report, launch, [*met, _lost(error)], show)
-    return examination
+    return result
 
 
 def _wait_until_shown(context: RunContext) -> None:
@@ -89,7 +89,7 @@ def _wait_until_shown(context: RunContext) -> None:
     try:
         context.barrier()
     except PeerLost as error:
-        context.log.warn(f"after the examination, this rank {error}")
+        context.log.warn(f"after the checks, this rank {error}")
 
 
 def _bounded(config: Config | None) -> DistributedConfig:
@@ -174,19 +174,19 @@ def _meet(place: Placement, environ: Mapping[str, str], seconds: float) -> tuple
 
 def _together(
     context: RunContext, report: RankReport, met: list[Finding], master: str | None, folder: Path
-) -> Examination:
+) -> CheckReport:
     """Return what all ranks found, and what they find between them: the same on every rank."""
     from samestep.check.machine.ranks import try_ranks
 
     gathered = context.gather((report, tuple(met)))
     if context.world == 1:
-        return _examination(gathered, [_only_one()])
+        return _report(gathered, [_only_one()])
     places = [theirs.place for theirs, _ in gathered]
     compared = _compare_names(context, places, master)
-    return _examination(gathered, [*compared, *try_ranks(context, places, folder)])
+    return _report(gathered, [*compared, *try_ranks(context, places, folder)])
 
 
-def _examination(gathered: Sequence[tuple[RankReport, tuple[Finding, ...]]], between: Sequence[Finding]) -> Examination:
+def _report(gathered: Sequence[tuple[RankReport, tuple[Finding, ...]]], between: Sequence[Finding]) -> CheckReport:
     """Return what ranks found by themselves, how they agree, and what was found between them."""
     reports = [report for report, _ in gathered]
     places = [report.place for report in reports]
@@ -195,7 +195,7 @@ def _examination(gathered: Sequence[tuple[RankReport, tuple[Finding, ...]]], bet
     ]
     found += at(check_agreement(reports), places)
     found += at(between, places)
-    return Examination(merge(found), len(reports))
+    return CheckReport(merge(found), len(reports))
 
 
 def _is_rank(environ: Mapping[str, str]) -> bool:
@@ -223,14 +223,14 @@ def _compare_names(context: RunContext, places: list[Place], master: str | None)
     return check_names(places, resolved)
 
 
-def _alone(report: RankReport, launch: LaunchFacts | None, wrong: list[Finding], show: Show) -> Examination:
+def _alone(report: RankReport, launch: LaunchFacts | None, wrong: list[Finding], show: Show) -> CheckReport:
     """Return what this rank found by itself, since it cannot reach the others."""
     rank, world = (None, 1) if launch is None else (launch.rank, launch.world)
     found = [*wrong, *report.findings, _cpus_of_this_rank(report)]
     places = [Place(rank or 0, report.machine.host)]
-    examination = Examination(merge(at(found, places)), world, rank, alone=True)
-    show(examination)
-    return examination
+    result = CheckReport(merge(at(found, places)), world, rank, alone=True)
+    show(result)
+    return result
 
 
 def _cpus_of_this_rank(report: RankReport) -> Finding:

@@ -23,7 +23,7 @@ from samestep.sweep.study_folder import write_document
 
 
 @dataclass(frozen=True)
-class Examination:
+class TaskInfo:
     """The answers of a task."""
 
     metrics: tuple[str, ...]
@@ -35,7 +35,7 @@ class Examination:
     """Why it could not be."""
 
 
-def examine_task(config: Config, split: tuple[int, str, int] | None, file: Path) -> dict[str, Any]:
+def task_info(config: Config, split: tuple[int, str, int] | None, file: Path) -> dict[str, Any]:
     """Load a config's task and ask it.
 
     Args:
@@ -48,10 +48,10 @@ def examine_task(config: Config, split: tuple[int, str, int] | None, file: Path)
 
     task = load_task(config)
     task.prepare_data()
-    told: dict[str, Any] = {"metrics": metric_names(task, config), "validates": True}
+    info: dict[str, Any] = {"metrics": metric_names(task, config), "validates": True}
     if split is None:
-        told["validates"] = task.valid_data() is not None
-        return told
+        info["validates"] = task.valid_data() is not None
+        return info
     k, stratify, seed = split
     try:
         dataset = task.train_data()
@@ -65,28 +65,28 @@ def examine_task(config: Config, split: tuple[int, str, int] | None, file: Path)
         else:
             folds, how = split_dataset(task, dataset, SplitRequest(k, stratify, seed))  # type: ignore[arg-type]
             folds.write(file)
-        told["folds"] = f"{k} folds of {folds.samples} samples, {how}"
+        info["folds"] = f"{k} folds of {folds.samples} samples, {how}"
     except UserError as error:
-        told["wrong_folds"] = str(error)
-    return told
+        info["wrong_folds"] = str(error)
+    return info
 
 
-def examine(loaded: LoadedSweep, folder: Path, children: Children) -> Examination:
+def probe_task(loaded: LoadedSweep, folder: Path, children: Children) -> TaskInfo:
     """Have a child process ask the task; raises every mistake that follows.
 
     Raises:
         ConfigError: for a metric that the task does not have, or data that cannot be split.
         TaskError: if the task's code fails.
     """
-    sweep, answer, output = loaded.sweep, folder / "examined.json", folder / "examine.txt"
+    sweep, answer, output = loaded.sweep, folder / "task.json", folder / "task.txt"
     answer.unlink(missing_ok=True)
     output.unlink(missing_ok=True)
-    words = ["examine", str(sweep.base_path), *_example(sweep), "--result", str(answer)]
+    words = ["probe", str(sweep.base_path), *_example(sweep), "--result", str(answer)]
     if sweep.folds is not None:
         rule = sweep.folds
         words += ["--folds", str(rule.k), "--stratify", rule.stratify, "--seed", str(rule.seed)]
         words += ["--output", str(folds_file(sweep, folder))]
-    child = children.start("the examination of the task", words, output)
+    child = children.start("probing the task", words, output)
     if not children.wait(child, seconds_of(sweep.start_timeout)):
         raise TaskError(
             f"the task was not loaded in start_timeout, {sweep.start_timeout}: set a longer one, or none, if "
@@ -95,13 +95,13 @@ def examine(loaded: LoadedSweep, folder: Path, children: Children) -> Examinatio
     if child.code != 0 or not is_file(answer):
         raise TaskError(f"the task could not be loaded: {child.ending()}. All it printed: {output}")
     try:
-        told = Examination(**read_json(answer))
+        info = TaskInfo(**read_json(answer))
     except (TextError, TypeError) as error:
         raise TaskError(f"{answer} {error}") from None
-    mistakes = _mistakes(sweep, told)
+    mistakes = _mistakes(sweep, info)
     if mistakes:
         raise ConfigError(loaded.source, mistakes)
-    return told
+    return info
 
 
 def folds_file(sweep: SweepConfig, folder: Path) -> Path:
@@ -116,20 +116,20 @@ def _example(sweep: SweepConfig) -> Sequence[str]:
     return [override(key, next(domain.samples())) for key, domain in sweep.domains.items()]
 
 
-def _mistakes(sweep: SweepConfig, told: Examination) -> list[Mistake]:
+def _mistakes(sweep: SweepConfig, info: TaskInfo) -> list[Mistake]:
     found = []
     for metric in sweep.metrics:
-        if metric.partition("/")[0] not in told.metrics:
-            message = f"the task has no {metric!r}: it has {', '.join(told.metrics)}"
+        if metric.partition("/")[0] not in info.metrics:
+            message = f"the task has no {metric!r}: it has {', '.join(info.metrics)}"
             found.append(Mistake("objective.metric", message))
-    if not told.validates:
+    if not info.validates:
         message = "the task has no valid_data to measure a trial on: define it, or set folds"
         found.append(Mistake("objective", message))
-    if told.wrong_folds:
-        found.append(Mistake("folds", told.wrong_folds))
+    if info.wrong_folds:
+        found.append(Mistake("folds", info.wrong_folds))
     return found
 
 
-def write_examination(told: dict[str, Any], path: Path) -> None:
+def write_task_info(info: dict[str, Any], path: Path) -> None:
     """Leave the answer for the process that asked."""
-    write_document(path, told)
+    write_document(path, info)

@@ -16,7 +16,7 @@ from torch.utils.data import DataLoader, DistributedSampler, IterableDataset, Sa
 
 from samestep.bench.turns import Advance, in_turns
 from samestep.config import Config
-from samestep.config.trial_runs import endless_run
+from samestep.config.measuring_run import endless_run
 from samestep.data.batch import LaneBatch
 from samestep.data.device import DeviceCopies
 from samestep.distributed.context import RunContext
@@ -31,13 +31,13 @@ from samestep.train.loop import Training
 from samestep.train.task import Task
 
 
-class LeftOut(Exception):
+class Unsupported(Exception):
     """Raised if a loop cannot be measured here; holds the reason."""
 
 
 @dataclass(frozen=True)
-class Seat:
-    """The context in which every contestant is opened."""
+class LoopContext:
+    """The context in which every variant is opened."""
 
     task: Task
     config: Config
@@ -111,57 +111,57 @@ def refuse_task(task: Task, config: Config) -> None:
     """Leave out loops without samestep for a task that they do not train.
 
     Raises:
-        LeftOut: if so.
+        Unsupported: if so.
     """
     if task.has_batch_loss:
-        raise LeftOut("the task's loss is over the whole global batch")
+        raise Unsupported("the task's loss is over the whole global batch")
     if task.extra_modules():
-        raise LeftOut("the task has modules besides its model")
+        raise Unsupported("the task has modules besides its model")
     data = task.train_data()
     if isinstance(data, IterableDataset) or not hasattr(data, "__len__"):
-        raise LeftOut("the task's data has no length")
+        raise Unsupported("the task's data has no length")
     if config.precision == "fp16":
-        raise LeftOut("fp16 needs a loss scale, which every library chooses by itself")
+        raise Unsupported("fp16 needs a loss scale, which every library chooses by itself")
 
 
-def open_samestep(seat: Seat) -> tuple[Advance, Run]:
+def open_samestep(loop: LoopContext) -> tuple[Advance, Run]:
     """samestep's loop, as `samestep train` runs it but for saves, evaluations and trackers."""
-    config = endless_run(seat.config, str(seat.folder), drop_last=True)
-    context = seat.stack.enter_context(seat.own_context(config))
-    run = seat.stack.enter_context(Run(config, context))
-    return in_turns(Training(run, seat.task).steps(), seat.stack), run
+    config = endless_run(loop.config, str(loop.folder), drop_last=True)
+    context = loop.stack.enter_context(loop.own_context(config))
+    run = loop.stack.enter_context(Run(config, context))
+    return in_turns(Training(run, loop.task).steps(), loop.stack), run
 
 
-def open_ddp(seat: Seat) -> Advance:
+def open_ddp(loop: LoopContext) -> Advance:
     """Return the loop that people write with DistributedDataParallel; on one rank without it."""
-    refuse_task(seat.task, seat.config)
-    device = seat.context.device
-    model = seat.task.model().to(device)
-    if seat.config.speed.compile == "blocks":
-        compile_model(model, seat.config)
-    optimizers = seat.optimizers(model)
+    refuse_task(loop.task, loop.config)
+    device = loop.context.device
+    model = loop.task.model().to(device)
+    if loop.config.speed.compile == "blocks":
+        compile_model(model, loop.config)
+    optimizers = loop.optimizers(model)
     wrapped: nn.Module = model
-    if seat.context.world > 1:
-        wrapped = wrap(model, seat.config.distributed, device)
-    if seat.config.speed.compile is True:
+    if loop.context.world > 1:
+        wrapped = wrap(model, loop.config.distributed, device)
+    if loop.config.speed.compile is True:
         wrapped.compile()
-    return in_turns(_ddp_steps(seat, wrapped.train(), optimizers), seat.stack)
+    return in_turns(_ddp_steps(loop, wrapped.train(), optimizers), loop.stack)
 
 
-def _ddp_steps(seat: Seat, model: nn.Module, optimizers: Sequence[Optimizer]) -> Generator[None, None, None]:
-    copies, precision = DeviceCopies(seat.context.device), seat.precision
-    clip = clipper(seat.config, model)
-    loader, losses = seat.loader(shards=True), 0.0
+def _ddp_steps(loop: LoopContext, model: nn.Module, optimizers: Sequence[Optimizer]) -> Generator[None, None, None]:
+    copies, precision = DeviceCopies(loop.context.device), loop.precision
+    clip = clipper(loop.config, model)
+    loader, losses = loop.loader(shards=True), 0.0
     for step, data in enumerate(epochs(loader), start=1):
         for optimizer in optimizers:
             optimizer.zero_grad(set_to_none=True)
         with precision.forward():
-            loss = seat.mean_loss(model, copies.to_device(data))
+            loss = loop.mean_loss(model, copies.to_device(data))
         loss.backward()
         clip()
         for optimizer in optimizers:
             optimizer.step()
-        if step % seat.config.log_every == 0:
+        if step % loop.config.log_every == 0:
             losses += loss.item()
         yield
 
@@ -186,7 +186,7 @@ def clipper(config: Config, model: nn.Module) -> Callable[[], object]:
         return partial(nn.utils.clip_grad_norm_, params, section.norm)
     if section.value is not None:
         return partial(nn.utils.clip_grad_value_, params, section.value)
-    raise LeftOut("torch has no function that clips as the config does")
+    raise Unsupported("torch has no function that clips as the config does")
 
 
 def refuse_small_data(task: Task, global_batch: int) -> None:
