@@ -10,7 +10,7 @@ from samestep.distributed.context import RunContext
 from samestep.errors import StepError
 from samestep.lanes.assignment import LaneAssignment
 from samestep.lanes.plan import BatchPlan, deal_lanes, deal_rounds
-from samestep.lanes.rng import RngStreams
+from samestep.lanes.random_streams import RngStreams
 from samestep.optim.kernels import choose_kernels
 from samestep.optim.precision import Precision, choose_precision
 from samestep.reduce.sharded_weights import EVALUATION, ShardedWeights

@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 
 from samestep import __version__ as version
 from samestep.cli import app
-from tests.cli.processes import TASKS, command, environment, popen, samestep, torchrun
+from tests.cli.processes import TASKS, command, environment, on_a_terminal, popen, samestep, torchrun
 
 
 @pytest.fixture
@@ -124,6 +124,18 @@ def test_launch_trains_on_ranks_and_shows_rank_0(config: Path, tmp_path: Path) -
     logs = tmp_path / "runs" / "small" / "logs"
     assert "2 ranks drive 4+4 lanes" in (logs / "rank-1.log").read_text()
     assert "5 steps" in done.stdout
+
+
+def test_launch_shows_a_bar_on_a_terminal_and_leaves_its_cursor(config: Path, tmp_path: Path) -> None:
+    code, _, shown = on_a_terminal("launch", config, "--nproc", "2", cwd=tmp_path)
+    assert code == 0, shown
+    assert "5/5" in shown
+    assert "samples/s" in shown
+    assert shown.rindex("\x1b[?25h") > shown.rindex("\x1b[?25l"), "the cursor is visible at the end"
+    killed = ("launch", config, f"task={TASKS}:Broken", "params.rank=0", "--nproc", "2")
+    code, _, shown = on_a_terminal(*killed, cwd=tmp_path)
+    assert code != 0
+    assert shown.endswith("\x1b[?25h") or "\x1b[?25l" not in shown.rpartition("\x1b[?25h")[2]
 
 
 @pytest.mark.requirement("000-P0-2", "000-K-8", "003-SC-3", "002-T-4")

@@ -21,7 +21,7 @@ from tests.variations import variations
 def _train(config: dict[str, Any], record: str, recorded: tuple[int, ...]) -> None:
     from samestep.distributed.context import create_run_context
     from samestep.distributed.hardware import detect_hardware
-    from samestep.lanes.rng import MODEL
+    from samestep.lanes.random_streams import MODEL
     from samestep.lanes.tree import LaneTree
     from samestep.reduce.gradients import Grads, RecordedSums, add_grads
     from samestep.reduce.stats import EMPTY, LaneStats

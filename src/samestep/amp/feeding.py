@@ -22,7 +22,7 @@ from samestep.distributed.context import RunContext
 from samestep.errors import TaskError
 from samestep.lanes.assignment import LaneAssignment
 from samestep.lanes.plan import BatchPlan
-from samestep.lanes.rng import RngStreams
+from samestep.lanes.random_streams import RngStreams
 from samestep.optim.precision import Precision
 from samestep.pytree import tensors
 from samestep.reduce.stats import RankFlags

@@ -9,12 +9,12 @@ from typing import Any
 
 import torch
 
+from samestep.checkpoint.choose_weights import model_state
 from samestep.checkpoint.files import partial_of, refuse_existing
 from samestep.checkpoint.format import read_training
 from samestep.checkpoint.listing import select_checkpoint
 from samestep.checkpoint.manifest import Manifest, verify_checkpoint
 from samestep.checkpoint.state import require
-from samestep.checkpoint.weights import model_state
 from samestep.errors import CheckpointError, OutputError
 
 KEYS = ("model_state_dict", "optimizer_state_dict", "epoch")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from samestep.config.curves import CURVES, Curve, Every
+from samestep.config.lr_curves import CURVES, Curve, Every
 from samestep.config.named_classes import NamedClasses, Takes, argument_mistakes, arguments_of, leave_out
 from samestep.config.optim import ScheduleConfig
 from samestep.errors import Mistake

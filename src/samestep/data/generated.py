@@ -12,7 +12,7 @@ from torch import Tensor
 from samestep.data.map_style import MapSource, as_it_is
 from samestep.errors import TaskError
 from samestep.lanes.plan import EpochPlan
-from samestep.lanes.rng import DATA, derive, reseed, seed_at
+from samestep.lanes.random_streams import DATA, derive, reseed, seed_at
 from samestep.pytree import leaves, map_leaves, tensors
 from samestep.run_setup import RunSetup
 

@@ -26,7 +26,7 @@ from samestep.distributed.signals import outlive_stop_signals
 from samestep.errors import TaskError
 from samestep.lanes.assignment import LaneAssignment
 from samestep.lanes.plan import BatchPlan
-from samestep.lanes.rng import DATA, derive, reseed, seed_at
+from samestep.lanes.random_streams import DATA, derive, reseed, seed_at
 from samestep.pytree import digest
 from samestep.run_setup import RunSetup
 

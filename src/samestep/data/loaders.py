@@ -23,7 +23,7 @@ from samestep.data import orders
 from samestep.data.batch import Collate
 from samestep.data.orders import Indices, Order
 from samestep.errors import TaskError
-from samestep.lanes.rng import order_rng
+from samestep.lanes.random_streams import order_rng
 from samestep.run_setup import RunSetup
 
 

@@ -20,7 +20,7 @@ from samestep.data.orders import Order
 from samestep.distributed.signals import outlive_stop_signals
 from samestep.errors import TaskError
 from samestep.lanes.plan import EpochPlan
-from samestep.lanes.rng import DATA, derive, reseed, seed_at
+from samestep.lanes.random_streams import DATA, derive, reseed, seed_at
 from samestep.pytree import pin
 from samestep.run_setup import RunSetup
 

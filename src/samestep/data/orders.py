@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from samestep.errors import TaskError
 from samestep.lanes.plan import BatchPlan
-from samestep.lanes.rng import derive, order_rng
+from samestep.lanes.random_streams import derive, order_rng
 
 Indices = NDArray[np.int64]
 Order = Callable[[int, int], Sequence[int] | Indices]

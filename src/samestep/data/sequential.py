@@ -13,7 +13,7 @@ from samestep.data.map_style import MapSource, is_map_style
 from samestep.data.orders import sequential
 from samestep.errors import TaskError
 from samestep.lanes.plan import BatchPlan, EpochPlan, deal_fewer
-from samestep.lanes.rng import DATA, derive, seed_at
+from samestep.lanes.random_streams import DATA, derive, seed_at
 from samestep.run_setup import RunSetup
 
 

@@ -16,7 +16,7 @@ from samestep.data.sequential import SequentialSource
 from samestep.evaluation.eval_mode import BufferSnapshot, evaluating, refuse_changed
 from samestep.lanes.assignment import LaneAssignment
 from samestep.lanes.plan import BatchPlan
-from samestep.lanes.rng import BETWEEN
+from samestep.lanes.random_streams import BETWEEN
 from samestep.run_setup import RunSetup
 
 _EVALUATION = "evaluation"

@@ -14,7 +14,7 @@ from samestep.data.sequential import SequentialSource
 from samestep.evaluation.eval_batches import evaluation_batches, evaluation_setup
 from samestep.evaluation.eval_mode import BufferSnapshot, evaluating, refuse_changed
 from samestep.evaluation.metrics import LaneMetrics, merge_lanes, mergers_of
-from samestep.lanes.rng import METRICS
+from samestep.lanes.random_streams import METRICS
 from samestep.run_setup import RunSetup
 from samestep.step.loss_terms import LossValue
 

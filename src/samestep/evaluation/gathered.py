@@ -14,7 +14,7 @@ from samestep.errors import TaskError
 from samestep.evaluation.eval_batches import enter_evaluation, evaluation_setup
 from samestep.evaluation.eval_mode import BufferSnapshot, evaluating, refuse_changed
 from samestep.evaluation.metric_names import flatten
-from samestep.lanes.rng import METRICS
+from samestep.lanes.random_streams import METRICS
 from samestep.pytree import leaves, map_leaves
 from samestep.run_setup import RunSetup
 

@@ -13,7 +13,7 @@ from torch import Tensor
 from samestep.errors import TaskError
 from samestep.evaluation.metric_names import flatten
 from samestep.evaluation.metric_states import NestedStates, is_torchmetrics
-from samestep.lanes.rng import METRICS, RngStreams
+from samestep.lanes.random_streams import METRICS, RngStreams
 from samestep.pytree import move
 from samestep.step.loss_terms import Term
 

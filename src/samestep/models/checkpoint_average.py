@@ -10,20 +10,20 @@ from typing import Literal
 
 from torch import Tensor
 
+from samestep.checkpoint.choose_weights import AVERAGE_FILE
 from samestep.checkpoint.files import DigestedFile, Files
 from samestep.checkpoint.format import read_model, read_training, write_safetensors
 from samestep.checkpoint.listing import FoundCheckpoint, list_checkpoints, rank_by_metric
 from samestep.checkpoint.manifest import PARTIAL, verify_checkpoint
 from samestep.checkpoint.snapshot import Snapshot
 from samestep.checkpoint.state import complete_model_state
-from samestep.checkpoint.weights import AVERAGE_FILE
 from samestep.config import Config
 from samestep.data.batch import Moment
 from samestep.distributed.context import RunContext
 from samestep.errors import CheckpointError
 from samestep.evaluation.batchnorm import measure_batchnorm
 from samestep.evaluation.evaluate import Values
-from samestep.lanes.rng import INIT
+from samestep.lanes.random_streams import INIT
 from samestep.optim.weight_average import RunningMean
 from samestep.run.origin import refuse_untrusted_task
 from samestep.run_setup import RunSetup

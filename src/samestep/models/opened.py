@@ -10,7 +10,7 @@ from typing import Any
 from samestep.distributed.context import RunContext
 from samestep.errors import TaskError
 from samestep.lanes.plan import BatchPlan
-from samestep.lanes.rng import INIT
+from samestep.lanes.random_streams import INIT
 from samestep.models.trained_model import Trained, load_trained
 from samestep.run.run_dir import config_of
 from samestep.run_setup import RunSetup

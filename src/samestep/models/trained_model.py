@@ -9,11 +9,11 @@ from pathlib import Path
 import torch
 from torch import nn
 
+from samestep.checkpoint.choose_weights import model_state
 from samestep.checkpoint.format import read_training
 from samestep.checkpoint.listing import select_checkpoint
 from samestep.checkpoint.manifest import Manifest, verify_checkpoint
 from samestep.checkpoint.state import require
-from samestep.checkpoint.weights import model_state
 from samestep.config import Config
 from samestep.errors import CheckpointError
 from samestep.run.origin import refuse_untrusted_task

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.optim import Optimizer, lr_scheduler
 from torch.optim.lr_scheduler import LambdaLR, LRScheduler, ReduceLROnPlateau
 
-from samestep.config.curves import Every
+from samestep.config.lr_curves import Every
 from samestep.config.named_classes import Named, arguments_of
 from samestep.config.optim import ScheduleConfig
 from samestep.config.schedule_names import PLATEAU, ScheduleKind, schedule_kind, schedule_mistakes

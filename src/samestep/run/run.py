@@ -18,7 +18,7 @@ from samestep.data.loaders import parts_of
 from samestep.data.orders import Order
 from samestep.distributed.context import RunContext
 from samestep.errors import StepError
-from samestep.lanes.rng import BETWEEN, EPOCH
+from samestep.lanes.random_streams import BETWEEN, EPOCH
 from samestep.optim.loss_scale import grad_scalers
 from samestep.optim.schedules import Schedule
 from samestep.run.loader_loop import LoaderLoop

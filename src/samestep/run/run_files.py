@@ -19,7 +19,7 @@ from samestep.data.loaders import batch_size_of
 from samestep.distributed.context import RunContext
 from samestep.distributed.health.watchdog import Reminder
 from samestep.errors import StepError
-from samestep.lanes.rng import BETWEEN, INIT
+from samestep.lanes.random_streams import BETWEEN, INIT
 from samestep.reduce.owners import Owners
 from samestep.run.changed_run import name_for
 from samestep.run.emergency_save import EmergencySaver

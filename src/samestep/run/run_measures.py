@@ -21,7 +21,7 @@ from samestep.evaluation.eval_rows import Embed, Labels, RetrievalEvaluator, Ret
 from samestep.evaluation.evaluate import Evaluator, Measure, Values
 from samestep.evaluation.gather_reduce import Op, Value, gather_lane_rows, gather_rows, reduce_values
 from samestep.evaluation.gathered import GatheredEvaluator, Outputs
-from samestep.lanes.rng import BETWEEN
+from samestep.lanes.random_streams import BETWEEN
 from samestep.reduce.lane_sum import sum_lanes
 from samestep.run.run_files import RunFiles
 from samestep.run.run_loader import unwrapped

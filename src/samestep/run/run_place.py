@@ -11,7 +11,7 @@ from samestep.config import Config
 from samestep.data.batch import Source
 from samestep.distributed.context import RunContext
 from samestep.lanes.plan import BatchPlan
-from samestep.lanes.rng import INIT
+from samestep.lanes.random_streams import INIT
 from samestep.optim.lr_scaling import describe_scaling, lr_factor
 from samestep.run_setup import RunSetup
 

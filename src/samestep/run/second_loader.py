@@ -18,7 +18,7 @@ from samestep.data.factory import open_source
 from samestep.data.loaders import batch_size_of, parts_of
 from samestep.errors import PlanError, StepError
 from samestep.lanes.plan import BatchPlan
-from samestep.lanes.rng import derive
+from samestep.lanes.random_streams import derive
 from samestep.run_setup import RunSetup
 from samestep.step.lane_passes import LanePasses
 from samestep.step.lane_tensor import join

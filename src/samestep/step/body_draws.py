@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 
-from samestep.lanes.rng import BETWEEN, MODEL, LaneDraws, RngStreams
+from samestep.lanes.random_streams import BETWEEN, MODEL, LaneDraws, RngStreams
 
 _BODY = 3
 """The place in the stream between lanes that a body begins with."""

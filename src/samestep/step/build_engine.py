@@ -19,7 +19,7 @@ from samestep.config.optim import ClipConfig
 from samestep.data.batch import LaneBatch
 from samestep.data.device import DeviceCopies
 from samestep.errors import TaskError
-from samestep.lanes.rng import UPDATE
+from samestep.lanes.random_streams import UPDATE
 from samestep.optim.clipping import Clipping
 from samestep.optim.device_lr import DeviceRates
 from samestep.optim.joint_updates import refuse_joint_updates

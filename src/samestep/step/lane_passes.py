@@ -14,7 +14,7 @@ from torch.optim import Optimizer
 from samestep.data.batch import LaneBatch, Moment, StepData
 from samestep.distributed.health.activity import UPDATE
 from samestep.errors import StepError
-from samestep.lanes.rng import BETWEEN, MODEL
+from samestep.lanes.random_streams import BETWEEN, MODEL
 from samestep.optim.update import Updated
 from samestep.reduce.mean_loss import mean_loss
 from samestep.reduce.stats import EMPTY, LaneStats, LocalStats

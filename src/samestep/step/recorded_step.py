@@ -20,7 +20,7 @@ from torch import Tensor
 from samestep.data.batch import LaneBatch, Moment
 from samestep.data.device import is_large
 from samestep.errors import GraphError
-from samestep.lanes.rng import MODEL, derive, seed_at
+from samestep.lanes.random_streams import MODEL, derive, seed_at
 from samestep.optim.update import Updated
 from samestep.reduce.gradients import Grads, RecordedSums
 from samestep.reduce.stats import EMPTY, NO_FLAGS, LaneStats, LocalStats, RankFlags, ReplayedStats

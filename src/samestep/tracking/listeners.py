@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from samestep.data.batch import LaneBatch
-from samestep.lanes.rng import HOOKS, RngStreams
+from samestep.lanes.random_streams import HOOKS, RngStreams
 from samestep.step.step import Step
 from samestep.step.step_log import StepRecord
 

@@ -12,6 +12,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
 from samestep.distributed.logging import RankLog
+from samestep.environment.variables import process_environment, report_pipe
 from samestep.step.step import Step
 from samestep.step.step_log import StepRecord
 from samestep.tracking.listeners import RunListener
@@ -52,7 +53,7 @@ class _Pace:
 class _Shown:
     """So far, of how much; nothing at all on ranks other than 0.
 
-    A bar only for a process alone: what other ranks, and their launcher, print would tear it.
+    A bar only for a process alone on its terminal: what other ranks print would tear it.
     """
 
     def __init__(self, unit: str, total: int | None, log: RankLog, shown: bool) -> None:
@@ -61,7 +62,7 @@ class _Shown:
         self._pace = _Pace()
         self._state = (0, "")
         self._bar: Progress | None = None
-        if shown and not log.among_others and sys.stderr.isatty():
+        if shown and _has_terminal(log):
             self._bar = Progress(
                 TextColumn(unit),
                 MofNCompleteColumn(),
@@ -98,6 +99,12 @@ class _Shown:
         else:
             of = "" if self._total is None else f"/{self._total}"
             self._log.main(f"{self._unit} {done}{of}  {text}")
+
+
+def _has_terminal(log: RankLog) -> bool:
+    """Return whether this process has a terminal to itself: other ranks of `samestep launch` write to files."""
+    alone = not log.among_others or report_pipe(process_environment()) is not None
+    return alone and sys.stderr.isatty()
 
 
 class TrainingProgress(_Shown, RunListener):

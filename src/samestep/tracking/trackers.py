@@ -18,9 +18,9 @@ from samestep.checkpoint.ownership import reraise_os_errors
 from samestep.config import Config
 from samestep.errors import RunDirError, TaskError
 from samestep.parsing.json_text import read_json_lines
+from samestep.tracking.configured_trackers import named_trackers
 from samestep.tracking.contract import Tracker, figures_in, without_figures
 from samestep.tracking.guard import GuardedTracker
-from samestep.tracking.named import named_trackers
 
 
 class JsonLines(Tracker):

@@ -26,7 +26,7 @@ from samestep.tracking.progress import TrainingProgress
 from samestep.train.task import Task, stepper
 from samestep.train.task_evaluation import TaskEvaluation
 from samestep.train.task_optim import choose_optimizers, choose_schedules
-from samestep.train.weight_averages import TrainingAverages
+from samestep.train.training_averages import TrainingAverages
 
 
 @dataclass

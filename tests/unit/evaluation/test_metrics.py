@@ -12,7 +12,7 @@ from torchmetrics import CatMetric, MaxMetric, MeanMetric, Metric, SumMetric
 
 from samestep.errors import TaskError
 from samestep.evaluation.metrics import LaneMetrics, make_metrics, merge_lanes, mergers_of
-from samestep.lanes.rng import RngStreams
+from samestep.lanes.random_streams import RngStreams
 
 CPU = torch.device("cpu")
 SAMPLES = [[1.0, 5.0], [], [2.0, 2.0, 10.0]]

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from samestep.lanes.rng import BETWEEN, DATA, INIT, MODEL, RngStreams, derive, order_rng, reseed, seed_at
+from samestep.lanes.random_streams import BETWEEN, DATA, INIT, MODEL, RngStreams, derive, order_rng, reseed, seed_at
 
 CPU = torch.device("cpu")
 

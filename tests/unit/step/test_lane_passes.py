@@ -11,7 +11,7 @@ from torch.optim import SGD
 
 from samestep.data.batch import LaneBatch, Position
 from samestep.errors import NonFiniteLoss, StepError, TaskError
-from samestep.lanes.rng import BETWEEN, MODEL
+from samestep.lanes.random_streams import BETWEEN, MODEL
 from samestep.reduce.gradients import Grads, RecordedSums
 from samestep.reduce.stats import NO_FLAGS, LaneStats, RankFlags
 from samestep.step.lane_passes import LanePasses, LossFunction

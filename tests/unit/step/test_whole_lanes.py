@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from samestep.data.batch import LaneBatch
-from samestep.lanes.rng import MODEL
+from samestep.lanes.random_streams import MODEL
 from samestep.step.whole_lanes import WholeLanes
 from tests.unit.step.engines import Steps, setup_of
 

@@ -13,7 +13,7 @@ import torch
 import samestep
 from samestep.data.batch import LaneBatch
 from samestep.errors import Stopped
-from samestep.lanes.rng import RngStreams
+from samestep.lanes.random_streams import RngStreams
 from samestep.step.step import Step
 from samestep.tracking.listeners import Listeners, RunListener
 from tests.unit.train.own_loops import Noisy, Streams, prepared, settings, squares, train, train_part

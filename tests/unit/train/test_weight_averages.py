@@ -13,7 +13,7 @@ from torch.optim import SGD
 import samestep
 from samestep.errors import CheckpointError, Stopped
 from samestep.run.run import Run
-from samestep.train.weight_averages import TrainingAverages
+from samestep.train.training_averages import TrainingAverages
 from tests.unit.train.own_loops import Noisy, Streams, settings
 
 

@@ -7,7 +7,6 @@ from samestep.check.code.rule import Rule
 from samestep.errors import PlanError
 
 _FAMILIES = (devices, loading, randomness, output, measuring, modules, agreement, ported)
-_FAMILIES = (devices, loading, randomness, output, measuring, modules, agreement, ported)
 RULES: dict[str, Rule] = {rule.name: rule for family in _FAMILIES for rule in family.RULES}
 
 

@@ -49,7 +49,7 @@ class Heartbeat:
         world: int,
         activity: Activity,
         timeout: float,
-        lost_after: float = 120.0,
+        lost_after: float,
         signer: Signer | None = None,
     ) -> None:
         self._served = store  # rank 0 may serve it to the others, as long as it is held

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from samestep.evaluation.retrieval.search import QUERY_BLOCK, SharedRows
-from samestep.lanes.rng import derive
+from samestep.lanes.random_streams import derive
 from samestep.reduce.row_shards import RowExchange
 
 ITERATIONS = 50

@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import logging
 import signal
+import sys
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from rich.console import Console
 from torch.distributed.elastic.agent.server.api import (
     RunResult,
     SimpleElasticAgent,
@@ -106,6 +108,8 @@ def _run_agent(command: TorchrunCommand, report: Report, quiet: bool) -> None:
         ) from error
     finally:
         reaper.close()
+        if sys.stderr.isatty() and not quiet:
+            Console(stderr=True).show_cursor()  # a rank that was killed has left it hidden by its progress bar
     if result is not None and result.is_failed():  # None: this machine came when all was over
         raise exit_report(agent.processes.ranks, command.folder, command.keeps_logs)
 

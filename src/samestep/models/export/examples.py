@@ -16,7 +16,7 @@ from samestep.data.device import DeviceCopies
 from samestep.data.iterable import lane_streams
 from samestep.data.map_style import is_map_style
 from samestep.errors import TaskError
-from samestep.lanes.rng import DATA, derive, reseed
+from samestep.lanes.random_streams import DATA, derive, reseed
 from samestep.train.task import Task
 
 FORWARD = "forward"

@@ -17,7 +17,7 @@ from torch import nn
 
 from samestep.checkpoint.files import Files, refuse_existing, sha256_of
 from samestep.errors import ExportDiffers, ExportError, TaskError
-from samestep.lanes.rng import INIT, derive, reseed
+from samestep.lanes.random_streams import INIT, derive, reseed
 from samestep.models.export.built import Built
 from samestep.models.export.check import Agreement, check
 from samestep.models.export.examples import FORWARD, read_examples

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch._jit_internal import FunctionModifiers
 
 from samestep.errors import ExportError, TaskError
-from samestep.lanes.rng import reseed
+from samestep.lanes.random_streams import reseed
 from samestep.models.export.examples import FORWARD, Examples, Inputs, varying_axes
 
 Outputs = dict[str, Tensor]
