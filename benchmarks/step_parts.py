@@ -44,7 +44,7 @@ from samestep.distributed.context import RunContext, create_run_context  # noqa:
 from samestep.distributed.hardware import detect_hardware  # noqa: E402
 from samestep.distributed.logging import LOGGER  # noqa: E402
 from samestep.reduce.tree_sum import TreeSum  # noqa: E402
-from samestep.step.lane_passes import LanePasses  # noqa: E402
+from samestep.step.step_batches import StepBatches  # noqa: E402
 from samestep.train.quiet_run import reading_once  # noqa: E402
 
 PARTS = ("data", "forward", "backward", "exchange", "optimizer", "rest")
@@ -90,7 +90,7 @@ def timing(clock: Clock) -> Iterator[None]:
     """Time the calls that both loops make into torch, and our exchange."""
     places: list[tuple[Any, str, str]] = [
         (type(iter(DataLoader([0]))), "__next__", "data"),
-        (LanePasses, "_batch", "data"),
+        (StepBatches, "read", "data"),
         (torch.Tensor, "backward", "backward"),
         (TreeSum, "exchange", "exchange"),
     ]
