@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import html
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from stories import WORDS
 from samestep.models.trained_model import Trained, load_trained
 from samestep.report.chart import COLORS, Line, Panel, chart
 from samestep.report.page import write_page
+from samestep.report.table import html_table
 
 L0, MSE = (0.15, 0.25), 2 * 6.2e-5
 """Goals of TMS 5-2: the components that a sample needs in a layer, and the error with the others masked at random."""
@@ -24,6 +26,8 @@ SHOWN = 5
 _WIDTHS = (7, 4, 1.5)
 """Of lines that lie on each other: all of them can be seen."""
 Rows = list[dict[str, Any]]
+
+_table = partial(html_table, digits=".3g")
 
 
 def write_results(
@@ -117,23 +121,6 @@ def _figures(name: str, figures: Mapping[str, float]) -> str:
     if name != "tms_5-2":
         return _table(["figure", "value"], [row[:2] for row in rows])
     return _table(["figure", "value", "goal"], rows)
-
-
-def _table(head: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
-    """Return a table; numbers are aligned to the right."""
-
-    def cell(value: Any) -> str:
-        if isinstance(value, (int, float)):
-            text = f"{value:.3g}" if isinstance(value, float) else f"{value:,}"
-            return f'<td class="number">{text}</td>'
-        return f"<td>{html.escape(str(value))}</td>"
-
-    first = "".join(
-        f"<th{' class=number' if isinstance(value, (int, float)) else ''}>{html.escape(name)}</th>"
-        for name, value in zip(head, rows[0], strict=True)
-    )
-    lines = "".join(f"<tr>{''.join(map(cell, row))}</tr>" for row in rows)
-    return f"<table><thead><tr>{first}</tr></thead><tbody>{lines}</tbody></table>"
 
 
 def _line(rows: Rows, key: str, name: str, at: int, mark: bool = True, width: float = 2) -> Line:

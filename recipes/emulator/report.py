@@ -15,6 +15,7 @@ from torch import Tensor
 from samestep.models.trained_model import load_trained
 from samestep.report.chart import COLORS, Line, Panel, chart
 from samestep.report.page import write_page
+from samestep.report.table import html_table
 
 GOALS = {"rmse_aice": 0.03, "rmse_vice": 0.05}
 """The noise of the made-up fields is 0.01."""
@@ -124,27 +125,9 @@ def _beside(titles: Sequence[str], true: Sequence[Tensor], learnt: Sequence[Tens
     return panels
 
 
-def _table(head: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
-    """Return a table; numbers are aligned to the right."""
-
-    def cell(value: Any) -> str:
-        if isinstance(value, (int, float)):
-            text = f"{value:.4g}" if isinstance(value, float) else f"{value:,}"
-            return f'<td class="number">{text}</td>'
-        return f"<td>{html.escape(str(value))}</td>"
-
-    kinds = [isinstance(value, (int, float)) for value in rows[0]]
-    first = "".join(
-        f"<th{' class=number' if is_number else ''}>{html.escape(name)}</th>"
-        for name, is_number in zip(head, kinds, strict=True)
-    )
-    lines = "".join(f"<tr>{''.join(map(cell, row))}</tr>" for row in rows)
-    return f"<table><thead><tr>{first}</tr></thead><tbody>{lines}</tbody></table>"
-
-
 def _figures(rows: Rows, found: Found) -> str:
     best = min((row for row in rows if "val_loss" in row), key=lambda row: row["val_loss"])
-    return _table(
+    return html_table(
         ["figure", "value", "goal"],
         [
             ("root mean square error of the area fraction", best["rmse_aice"], f"at most {GOALS['rmse_aice']}"),
@@ -220,7 +203,7 @@ def _ranks(proof: Mapping[str, Any], folder: Path) -> str:
         rows.append((int(world), found["state_hash"][:16], max(held)))
     same = len({row[1] for row in rows}) == 1
     text = "All are one run, to the bit." if same else "These are different runs."
-    table = _table(["ranks", "final state", "training patterns on a rank, at most"], rows)
+    table = html_table(["ranks", "final state", "training patterns on a rank, at most"], rows)
     return f"<p>{text} A rank reads and keeps the patterns of its lanes.</p>{table}"
 
 
@@ -228,10 +211,10 @@ def _cpp(compared: Mapping[str, Any] | None) -> str:
     if compared is None:
         return "<p>Not compiled here.</p>"
     printed = "<br>".join(f"<code>{html.escape(line[:160])}</code>" for line in compared["printed"])
-    table = _table(["method", "difference, of the largest number"], list(compared["differences"].items()))
+    table = html_table(["method", "difference, of the largest number"], list(compared["differences"].items()))
     return f"<p>C++ and Python on {compared['patterns']} patterns. What the program prints of the file:</p><p>{printed}</p>{table}"
 
 
 def _times(seconds: Mapping[str, float]) -> str:
     rows = {**seconds, "all": sum(seconds.values())}
-    return _table(["command", "seconds"], [[what, round(spent)] for what, spent in rows.items()])
+    return html_table(["command", "seconds"], [[what, round(spent)] for what, spent in rows.items()])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import html
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -16,6 +15,7 @@ from samestep.models.embeddings.embedded import Request, embed_run
 from samestep.models.embeddings.report import figure, picture_of
 from samestep.report.chart import COLORS, Line, Panel, chart
 from samestep.report.page import write_page
+from samestep.report.table import html_table
 
 GOALS = {"precision_at_1": 0.85, "accuracy": 0.88}
 """What a training of the same kind by hand reached on the digits: 0.855 and 0.88."""
@@ -156,21 +156,14 @@ def _mistakes(labels: Path) -> str:
     with labels.open(encoding="utf-8", newline="") as file:
         rows = list(csv.DictReader(file))
     wrong = [row for row in rows if Path(row["file"]).parent.name != row["label"]]
-    lines = "".join(
-        f"<tr><td>{html.escape(Path(row['file']).parent.name)}</td><td>{html.escape(row['label'])}</td>"
-        f'<td class="number">{float(row["probability"]):.3f}</td><td>{html.escape(Path(row["file"]).name)}</td></tr>'
-        for row in sorted(wrong, key=lambda row: -float(row["probability"]))[:MOST]
-    )
-    head = '<th>class</th><th>predicted</th><th class="number">probability</th><th>file</th>'
-    table = f"<table><thead><tr>{head}</tr></thead><tbody>{lines}</tbody></table>" if wrong else ""
+    shown = sorted(wrong, key=lambda row: -float(row["probability"]))[:MOST]
+    lines = [(Path(r["file"]).parent.name, r["label"], float(r["probability"]), Path(r["file"]).name) for r in shown]
+    table = html_table(("class", "predicted", "probability", "file"), lines, digits=".3f") if wrong else ""
     more = f" The {MOST} most confident of them:" if len(wrong) > MOST else ""
     said = f"{len(wrong)} of {len(rows)} validation images are classified wrongly.{more}"
     return f"<p>{said}</p>{table}"
 
 
 def _times(seconds: Mapping[str, float]) -> str:
-    rows = "".join(
-        f'<tr><td>{html.escape(what)}</td><td class="number">{spent:.0f} s</td></tr>'
-        for what, spent in {**seconds, "all": sum(seconds.values())}.items()
-    )
-    return f'<table style="width: auto"><tbody>{rows}</tbody></table>'
+    rows = {**seconds, "all": sum(seconds.values())}
+    return html_table(["command", "seconds"], [[what, round(spent)] for what, spent in rows.items()])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import html
 import json
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,9 @@ from documents import Document, Span, read_documents
 
 from samestep.report.chart import COLORS, Line, Panel, chart
 from samestep.report.page import write_page
+from samestep.report.table import html_table
+
+_table = partial(html_table, digits=".4f")
 
 GOAL = 0.99
 """Of the macro F1 after six epochs on the documents that made_up.py writes."""
@@ -49,20 +53,6 @@ def write_results(
 <h2>Time</h2>
 {_times(seconds)}"""
     write_page(path, "Entities in documents", body, {"folder": str(folder)})
-
-
-def _table(head: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
-    """Return a table; numbers are aligned to the right."""
-
-    def cell(value: Any) -> str:
-        if isinstance(value, (int, float)):
-            text = f"{value:.4f}" if isinstance(value, float) else f"{value:,}"
-            return f'<td class="number">{text}</td>'
-        return f"<td>{html.escape(str(value))}</td>"
-
-    first = "".join(f"<th>{html.escape(name)}</th>" for name in head)
-    lines = "".join(f"<tr>{''.join(map(cell, row))}</tr>" for row in rows)
-    return f"<table><thead><tr>{first}</tr></thead><tbody>{lines}</tbody></table>"
 
 
 def _figures(best: Mapping[str, float]) -> str:

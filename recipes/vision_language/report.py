@@ -16,6 +16,7 @@ from trainings import Training
 from samestep.report.chart import COLORS, Line, Panel, chart
 from samestep.report.page import write_page
 from samestep.report.png import png
+from samestep.report.table import html_table
 
 GOAL = 0.9
 """Of held-out pictures, how many get exactly their caption after 1,000 steps."""
@@ -72,7 +73,7 @@ dynamic loss scaling and in bf16.</p>
 after the training.</p>
 {_pictures(fp16[0].captions)}
 <h2>Time</h2>
-{_table(["training", "seconds"], [[name, f"{spent:.0f}"] for name, spent in seconds.items()])}"""
+{html_table(["training", "seconds"], [[name, f"{spent:.0f}"] for name, spent in seconds.items()])}"""
     write_page(path, "Captions of pictures in 16 bits", body, {"folder": str(path.parent)})
     return figures
 
@@ -95,12 +96,6 @@ def _figures(trainings: Sequence[Training]) -> dict[str, Any]:
 
 def _mean(lanes: Sequence[float]) -> float:
     return math.fsum(lanes) / len(lanes)
-
-
-def _table(head: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
-    first = "".join(f"<th>{html.escape(name)}</th>" for name in head)
-    lines = "".join(f"<tr>{''.join(f'<td>{html.escape(str(value))}</td>' for value in row)}</tr>" for row in rows)
-    return f"<table><thead><tr>{first}</tr></thead><tbody>{lines}</tbody></table>"
 
 
 def _verdict(kept: bool) -> str:
@@ -135,7 +130,7 @@ def _summary(figures: Mapping[str, Any]) -> str:
         ]
         for one in figures["resumed"]
     ]
-    return _table(["figure", "value", "goal"], rows)
+    return html_table(["figure", "value", "goal"], rows)
 
 
 def _line(one: Training, y: Sequence[float], color: str) -> Line:

@@ -11,6 +11,7 @@ from typing import Any
 from samestep.bench.document import Document
 from samestep.report.chart import Panel, chart
 from samestep.report.page import write_page
+from samestep.report.table import html_table
 
 
 @dataclass(frozen=True)
@@ -71,15 +72,8 @@ def table_html(table: Table, tag: str = "h2", most: int | None = None) -> str:
         tag: Of its title.
         most: One with more rows is folded, and opens with a click; None folds none.
     """
-
-    def line(words: Sequence[str], tag: str) -> str:
-        marks = ["", *['class="number"'] * (len(table.columns) - 1)]
-        found = [f"<{tag} {mark}>{html.escape(word)}</{tag}>" for word, mark in zip(words, marks, strict=True)]
-        return f"<tr>{''.join(found)}</tr>"
-
-    lines = "\n".join(line(row, "td") for row in table.rows)
     note = f"<p>{html.escape(table.note)}</p>" if table.note else ""
-    body = f"{note}<table><thead>{line(table.columns, 'th')}</thead><tbody>{lines}</tbody></table>"
+    body = note + html_table(table.columns, table.rows, numbers=table.columns[1:])
     if most is not None and len(table.rows) > most:
         title = f"{html.escape(table.title)}: {len(table.rows)} rows"
         return f"<details><summary>{title}</summary>{body}</details>"

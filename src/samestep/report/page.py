@@ -7,9 +7,11 @@ import platform
 import time
 from collections.abc import Mapping
 from importlib.metadata import PackageNotFoundError, version
+from importlib.resources import files
 from pathlib import Path
 
 from samestep.errors import OutputError
+from samestep.report.table import html_table
 from samestep.version import __version__
 
 _GENERATOR = '<meta name="generator" content="samestep">'
@@ -18,17 +20,7 @@ _GENERATOR = '<meta name="generator" content="samestep">'
 _POLICY = "default-src 'none'; img-src data:; style-src 'unsafe-inline'; script-src 'unsafe-inline'"
 """What a browser lets a page do: nothing that needs a network, whatever is on it."""
 
-_STYLE = """
-body { font: 15px/1.5 system-ui, sans-serif; margin: 2rem auto; padding: 0 1rem; max-width: 62rem; color: #1d2733 }
-h1 { font-size: 1.4rem } .kept { color: #12703c } .broken { color: #b3261e }
-table { border-collapse: collapse; width: 100%; margin: 1rem 0 }
-th, td { text-align: left; padding: .35rem .7rem; border-bottom: 1px solid #dde3ea }
-.number { text-align: right; font-variant-numeric: tabular-nums }
-code { background: #f1f4f7; padding: .1rem .3rem; border-radius: .2rem }
-.facts td, .facts th { font-size: .85rem; overflow-wrap: anywhere }
-.rows { display: block; overflow-x: auto } .rows td, .rows th { font-size: .85rem; white-space: nowrap }
-footer { font-size: .85rem; color: #4a5663 } footer table { width: auto } footer td { padding: .15rem .7rem }
-"""
+_STYLE = files("samestep.report").joinpath("page.css").read_text(encoding="utf-8")
 
 
 def write_page(path: Path, title: str, body: str, facts: Mapping[str, str] | None = None, force: bool = False) -> None:
@@ -75,16 +67,13 @@ def page(title: str, body: str, facts: Mapping[str, str] | None = None) -> str:
         facts: where the numbers come from, by name; plain text. The date and the versions that
             wrote the page are added.
     """
-    rows = "".join(
-        f"<tr><td>{html.escape(name)}</td><td>{html.escape(value)}</td></tr>"
-        for name, value in {**(facts or {}), **_written_by()}.items()
-    )
+    origin = html_table((), list({**(facts or {}), **_written_by()}.items()))
     return f"""<!doctype html>
-<html lang="en"><head><meta charset="utf-8">{_GENERATOR}
+<html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width">{_GENERATOR}
 <meta http-equiv="Content-Security-Policy" content="{_POLICY}"><title>{html.escape(title)}</title>
 <style>{_STYLE}</style></head><body>
 {body}
-<footer><table><tbody>{rows}</tbody></table></footer>
+<footer>{origin}</footer>
 </body></html>
 """
 

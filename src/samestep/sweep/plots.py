@@ -13,6 +13,7 @@ from pathlib import Path
 from samestep.report.chart import Line, Panel, chart
 from samestep.report.page import write_page
 from samestep.report.picture import write_panels
+from samestep.report.table import html_table
 from samestep.sweep.loading import LoadedSweep
 from samestep.sweep.optuna_parts import import_optuna
 from samestep.sweep.panels import COLORS, described, sweep_panels
@@ -179,9 +180,4 @@ def _table(sweep: SweepConfig, trials: Sequence[TrialRecord]) -> str:
         reason = str(trial.kept.get(REASON) or "").partition("\n")[0]
         texts = ["" if v is None else f"{v:.6g}" if isinstance(v, float) else str(v) for v in values]
         rows.append([str(trial.number), trial.state, *texts, reason or folds])
-
-    def cells(tag: str, texts: Sequence[str]) -> str:
-        return f"<tr>{''.join(f'<{tag}>{html.escape(text)}</{tag}>' for text in texts)}</tr>"
-
-    lines = "\n".join(cells("td", row) for row in rows)
-    return f'<table class="rows"><thead>{cells("th", header)}</thead><tbody>{lines}</tbody></table>'
+    return html_table(header, rows, kind="rows")

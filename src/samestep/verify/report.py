@@ -8,6 +8,7 @@ from pathlib import Path
 
 from samestep.report.chart import COLORS, Line, Panel, chart
 from samestep.report.page import write_page
+from samestep.report.table import Cell, code, html_table, marked
 from samestep.verify.result import Verification, WorldResult
 from samestep.words import counted
 
@@ -16,6 +17,8 @@ _PROMISES = {
     "rounding": "equal up to rounding: every loss, and the weights, within {rtol:g} relative",
     "samples": "the same samples in every step",
 }
+
+_COLUMNS = ("ranks", "steps", "ms per step", "state", "result")
 
 
 def promise(result: Verification) -> str:
@@ -37,7 +40,7 @@ def write_report(result: Verification, title: str, path: Path, facts: Mapping[st
         path: the file to write.
         facts: what the runs were made with.
     """
-    rows = "\n".join(_row(world) for world in result.worlds)
+    rows = [_row(world) for world in result.worlds]
     against = ""
     if result.against:
         words = "agrees" if result.against_difference is None else str(result.against_difference)
@@ -47,24 +50,17 @@ def write_report(result: Verification, title: str, path: Path, facts: Mapping[st
 <span class="{"kept" if result.kept else "broken"}">{verdict(result)}</span></h1>
 <p><code>same: {html.escape(result.same)}</code> promises {html.escape(promise(result))}.
 Compared with the run on {counted(html.escape(result.worlds[0].label), "rank")}.</p>
-<table><thead><tr><th class="number">ranks</th><th class="number">steps</th>
-<th class="number">ms per step</th><th>state</th><th>result</th></tr></thead>
-<tbody>{rows}</tbody></table>
+{html_table(_COLUMNS, rows, numbers=_COLUMNS[:3])}
 {suspect}
 {against}
 {_figure(result)}"""
     write_page(path, f"samestep verify: {title}", body, facts)
 
 
-def _row(world: WorldResult) -> str:
+def _row(world: WorldResult) -> list[str | Cell]:
     record = world.record
-    mark = "kept" if world.kept else "broken"
-    return (
-        f'<tr><td class="number">{html.escape(world.label)}</td><td class="number">{record.steps}</td>'
-        f'<td class="number">{record.seconds_per_step * 1e3:.1f}</td>'
-        f"<td><code>{html.escape(record.state_hash)}</code></td>"
-        f'<td class="{mark}">{html.escape(str(world))}</td></tr>'
-    )
+    result = marked(str(world), "kept" if world.kept else "broken")
+    return [world.label, str(record.steps), f"{record.seconds_per_step * 1e3:.1f}", code(record.state_hash), result]
 
 
 def _figure(result: Verification) -> str:
@@ -80,7 +76,7 @@ def _figure(result: Verification) -> str:
         gaps.append(Line(name=name, group=name, x=range(len(apart)), y=apart, color=color))
     if result.against:
         name, steps = "given curve", range(len(result.against))
-        losses.append(Line(name=name, group=name, x=steps, y=result.against, color="#000000", dash="dot"))
+        losses.append(Line(name=name, group=name, x=steps, y=result.against, color=COLORS[-1], dash="dot"))
     difference = "difference from the first run, relative to its loss"
     return chart(
         [

@@ -16,6 +16,7 @@ from samestep.bench.report.results import Machine, Result, machines_of
 from samestep.bench.report.targets import FAIL, PASS, Target, targets_of
 from samestep.report.chart import Panel, chart
 from samestep.report.page import write_page
+from samestep.report.table import html_table, marked
 
 TARGET_COLUMNS = ("target", "limit", "result", "measured", "where, or why not")
 _FOLDED = 12
@@ -144,23 +145,14 @@ def write_report(report: Report, path: Path, compared: Comparison | None = None,
 
 def _targets(report: Report) -> str:
     marks = {PASS: "kept", FAIL: "broken"}
-    rows = "\n".join(
-        _target_row(cells, marks.get(target.state, ""))
-        for target, cells in zip(report.targets, report.target_cells(), strict=True)
-    )
-    header = "".join(f"<th>{name}</th>" for name in TARGET_COLUMNS)
+    rows = []
+    for target, cells in zip(report.targets, report.target_cells(), strict=True):
+        name, limit, state, figure, why = cells
+        mark = f"short {marks.get(target.state, '')}".strip()
+        rows.append([name, marked(limit, "short"), marked(state, mark), marked(figure, "short"), why])
     return f"""<h2>Targets</h2><p>{html.escape(report.summary)}. A figure is a median with the range that holds the true one in
 about 95 of 100 measurements.</p>
-<table><thead><tr>{header}</tr></thead><tbody>{rows}</tbody></table>"""
-
-
-def _target_row(cells: Sequence[str], mark: str) -> str:
-    name, limit, state, figure, why = map(html.escape, cells)
-    whole = 'style="white-space: nowrap"'
-    return (
-        f"<tr><td>{name}</td><td {whole}>{limit}</td><td class='{mark}' {whole}>{state}</td>"
-        f"<td {whole}>{figure}</td><td>{why}</td></tr>"
-    )
+{html_table(TARGET_COLUMNS, rows)}"""
 
 
 def _against(compared: Comparison | None) -> str:

@@ -11,6 +11,7 @@ from samestep.bench.tuning.lr_range_test import RangeTestResult
 from samestep.report.chart import Line, Panel, chart
 from samestep.report.page import write_page
 from samestep.report.picture import write_panels
+from samestep.report.table import html_table
 
 _RAW, _SMOOTHED, _NOW = "#9db4c8", "#1f5f99", "#6b7580"
 _MARKS = {"steepest": "#c2571a", "valley": "#12703c"}
@@ -40,15 +41,9 @@ def write_html(found: RangeTestResult, title: str, path: Path, facts: Mapping[st
         path: the file to write.
         facts: what the test ran with.
     """
-    rows = "\n".join(
-        f'<tr><td>{html.escape(rule)}</td><td class="number">{rate:.3g}</td>'
-        f'<td class="number">{_loss_at(found, rate):.4f}</td></tr>'
-        for rule, rate in found.suggestions.items()
-    )
-    table = (
-        "<table><thead><tr><th>rule</th><th class='number'>learning rate</th>"
-        f"<th class='number'>smoothed loss there</th></tr></thead><tbody>{rows}</tbody></table>"
-    )
+    columns = ("rule", "learning rate", "smoothed loss there")
+    rows = [(rule, f"{rate:.3g}", f"{_loss_at(found, rate):.4f}") for rule, rate in found.suggestions.items()]
+    table = html_table(columns, rows, numbers=columns[1:])
     if found.wrong:
         table = f'<p class="broken">No suggestion: {html.escape(found.wrong)}.</p>'
     measured = f"{len(found.losses)} of {found.test.steps} steps"

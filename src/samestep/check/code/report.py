@@ -10,6 +10,7 @@ from samestep.check.code.rule import Finding, Rule
 from samestep.check.code.rules import RULES
 from samestep.check.code.scan import Scan
 from samestep.report.page import write_page
+from samestep.report.table import Cell, code, html_table
 
 COLUMNS = ("rule", "found", "on several ranks it", "what it is")
 
@@ -58,12 +59,10 @@ def write_report(found: Scan, title: str, path: Path) -> None:
         title: What was read, for the heading.
         path: The file to write.
     """
-    table = "".join(
-        f'<tr><td><a href="#{name}"><code>{name}</code></a></td><td class="number">{count}</td>'
-        f"<td>{effect}</td><td>{html.escape(what)}</td></tr>"
+    lines = [
+        [Cell(f'<a href="#{name}"><code>{name}</code></a>'), str(count), effect, what]
         for name, count, effect, what in rows(found)
-    )
-    head = "".join(f"<th>{html.escape(column)}</th>" for column in COLUMNS)
+    ]
     parts = "\n".join(_section(RULES[name], found.findings) for name in found.by_rule)
     skipped = "".join(
         f"<li><code>{html.escape(file)}</code> {html.escape(why)}</li>" for file, why in found.skipped.items()
@@ -72,21 +71,17 @@ def write_report(found: Scan, title: str, path: Path) -> None:
     body = f"""<h1>{html.escape(title)}: what is different on several ranks</h1>
 <p>{html.escape(summary(found))}. Nothing was imported or run; a line that is right as it is gets the comment
 <code># samestep: ok</code>.</p>
-<table><thead><tr>{head}</tr></thead><tbody>{table}</tbody></table>
+{html_table(COLUMNS, lines, numbers=COLUMNS[1:2])}
 {parts}
 {unread}"""
     write_page(path, f"samestep check: {title}", body)
 
 
 def _section(rule: Rule, findings: Sequence[Finding]) -> str:
-    places = "".join(
-        f"<tr><td>{html.escape(one.place)}</td><td><code>{html.escape(one.code)}</code></td></tr>"
-        for one in findings
-        if one.rule == rule.name
-    )
+    places = [(one.place, code(one.code)) for one in findings if one.rule == rule.name]
     return f"""<h2 id="{rule.name}"><code>{rule.name}</code>: {_marked(rule.title)}</h2>
 <p>Why: {_marked(rule.why)}.</p><p>Write: {_marked(rule.instead)}.</p>
-<table class="facts"><tbody>{places}</tbody></table>"""
+{html_table((), places, kind="facts")}"""
 
 
 def _marked(text: str) -> str:

@@ -20,6 +20,7 @@ from samestep.report.page import write_page
 from samestep.report.png import png
 from samestep.report.run_facts import run_facts
 from samestep.report.scatter import Map, Points, scatter
+from samestep.report.table import html_table
 
 LARGEST = 64
 """Pixels of a picture's longer side."""
@@ -186,13 +187,6 @@ def _classes(embedded: EmbeddedRun) -> str:
         taken = Counter(other_names[references.labels[nearest[at].place]] for at in places if wrong[at])
         errors = sum(taken.values())
         most = ", ".join(f"{name} ({count})" for name, count in taken.most_common(3))
-        rows.append(
-            f'<tr><td>{html.escape(names[label])}</td><td class="number">{len(places)}</td>'
-            f'<td class="number">{errors}</td><td class="number">{1 - errors / len(places):.3f}</td>'
-            f"<td>{html.escape(most)}</td></tr>"
-        )
-    head = (
-        '<th>class</th><th class="number">samples</th><th class="number">errors</th>'
-        '<th class="number">precision@1</th><th>taken for</th>'
-    )
-    return f"<table><thead><tr>{head}</tr></thead><tbody>{''.join(rows)}</tbody></table>"
+        rows.append([names[label], str(len(places)), str(errors), f"{1 - errors / len(places):.3f}", most])
+    columns = ["class", "samples", "errors", "precision@1", "taken for"]
+    return html_table(columns, rows, numbers=columns[1:4])

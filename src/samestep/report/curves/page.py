@@ -11,6 +11,7 @@ from samestep.report.curves.history import History
 from samestep.report.curves.summary import table
 from samestep.report.page import write_page
 from samestep.report.run_facts import run_facts
+from samestep.report.table import html_table
 
 _TEXTS = ("metric", "run", "curve", "")
 """Columns that are no numbers."""
@@ -42,26 +43,15 @@ infinite, and skipped steps.</p>
 
 
 def _table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    classes = ["" if name in _TEXTS else ' class="number"' for name in header]
     kept = [place for place, name in enumerate(header) if name != "curve"]  # drawn above
-
-    def cells(tag: str, texts: Sequence[str]) -> str:
-        inside = "".join(f"<{tag}{classes[n]}>{html.escape(texts[n])}</{tag}>" for n in kept)
-        return f"<tr>{inside}</tr>"
-
-    lines = "\n".join(cells("td", row) for row in rows)
-    return f"<table><thead>{cells('th', header)}</thead><tbody>{lines}</tbody></table>"
+    columns = [header[place] for place in kept]
+    numbers = [name for name in columns if name not in _TEXTS]
+    return html_table(columns, [[row[place] for place in kept] for row in rows], numbers)
 
 
 def _runs(histories: Sequence[History]) -> str:
     """Return what each run was made with, side by side."""
     facts = [{"directory": str(history.run), **run_facts(history.run)} for history in histories]
     names = list(dict.fromkeys(name for one in facts for name in one))
-    head = "".join(f"<th>{html.escape(history.label)}</th>" for history in histories)
-    rows = "".join(
-        f"<tr><td>{html.escape(name)}</td>"
-        + "".join(f"<td>{html.escape(one.get(name, ''))}</td>" for one in facts)
-        + "</tr>"
-        for name in names
-    )
-    return f'<table class="facts"><thead><tr><th></th>{head}</tr></thead><tbody>{rows}</tbody></table>'
+    rows = [[name, *(one.get(name, "") for one in facts)] for name in names]
+    return html_table(["", *(history.label for history in histories)], rows, kind="facts")
