@@ -14,15 +14,15 @@ $(STAMP): pyproject.toml constraints.txt
 
 setup: $(STAMP)
 
-# The package and what the digits need, in a minute or two; `.[dev]` has far more.
+# The package alone, in a minute or two; `.[dev]` has far more.
 $(DEMO_STAMP): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[recipes]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e .
 	touch $(DEMO_STAMP)
 
+# One training on 1, 2 and 4 ranks, killed and resumed, beside plain DDP: build/demo/demo.html.
 demo: $(DEMO_STAMP)
-	$(BIN)/samestep train recipes/digits/config.yaml
-	$(BIN)/samestep verify recipes/digits/config.yaml --worlds 1,2,4 --steps 24 --resumed
+	$(BIN)/samestep demo build/demo --overwrite
 
 # Data, both stages on two ranks, averages, predictions, pages: build/metric_learning/results.html, in minutes.
 recipe-metric-learning: $(STAMP)

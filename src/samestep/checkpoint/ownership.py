@@ -15,7 +15,7 @@ from samestep.errors import OutputError, RunDirError, TextError
 from samestep.parsing.json_text import read_json
 from samestep.parsing.limits import short
 
-Purpose = Literal["run", "verify", "record", "cv", "sweep", "recipe"]
+Purpose = Literal["run", "verify", "record", "cv", "sweep", "recipe", "demo"]
 
 _NOTE = "samestep made this directory ({purpose}), and may replace or move its own files in it.\n"
 

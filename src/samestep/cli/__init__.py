@@ -5,6 +5,7 @@ from samestep.cli import (
     bench,
     check,
     cv,
+    demo,
     export,
     init,
     launch,
@@ -22,7 +23,7 @@ from samestep.cli import (
 from samestep.cli.app import app
 
 __all__ = [
-    "app", "average", "bench", "check", "cv", "export", "init", "launch", "main", "plot", "predict", "resume", "runs",
+    "app", "average", "bench", "check", "cv", "demo", "export", "init", "launch", "main", "plot", "predict", "resume", "runs",
     "show", "stop", "sweep", "train", "tune", "verify",
 ]  # fmt: skip
 

@@ -35,7 +35,7 @@ TRAINING, STARTING, MODELS, RUNS = ("Train", "Start and check", "Tune and use a 
 """Where --help shows a command."""
 
 _ORDER = (
-    "train", "launch", "resume", "stop", "cv", "sweep", "verify", "init", "check", "bench", "tune", "predict",
+    "train", "launch", "resume", "stop", "cv", "sweep", "verify", "demo", "init", "check", "bench", "tune", "predict",
     "export", "average", "show", "runs", "plot", "probe", "latency", "warm",
 )  # fmt: skip
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import gc
 import socket
 import sys
-import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -40,9 +39,6 @@ from samestep.words import counted
 # imported as a default argument. The first optimizer imports it, by way of torch._dynamo, and
 # would keep the group and its threads alive until they fail at the interpreter's exit.
 assert torch.distributed.nn.functional
-
-_SECONDS_TO_LET_GO = 0.02
-"""The time for a thread of gloo to end its last work, which takes microseconds."""
 
 T = TypeVar("T")
 
@@ -261,14 +257,12 @@ class DDPContext(RunContext):
     def close(self) -> None:
         self._heartbeat.stop()
         super().close()
+        # Cycles of DistributedDataParallel's hold the group. Free them before it: its destructor waits for gloo's
+        # threads, which need the interpreter lock to release a tensor, and only torch.distributed releases that lock.
+        gc.collect()
         self.collectives.close_groups(not self._owned and not self._failed)
         if self._owned and dist.is_initialized():
-            # A thread of gloo that lets go of its last work takes the interpreter lock. The destructor of the group
-            # holds that lock and waits for the thread: let it finish first.
-            time.sleep(_SECONDS_TO_LET_GO)
             dist.destroy_process_group()
-        # Cycles of DistributedDataParallel's hold the group and its threads: free them.
-        gc.collect()
         if self._failed:
             self._heartbeat.leave()
         self._heartbeat.close()

@@ -77,17 +77,34 @@ def notebook_launcher(function: Callable[..., Any], nproc: int, *args: Any) -> A
                 ...
         samestep.notebook_launcher(train, 2, 3)
     """
+    return call_on_forks(function, nproc, args, _print)
+
+
+def call_on_forks(function: Callable[..., Any], nproc: int, args: tuple[Any, ...], show: Callable[[str], None]) -> Any:
+    """Call a function on several ranks, as `notebook_launcher` does.
+
+    Args:
+        function: What each rank calls.
+        nproc: The number of ranks.
+        args: The function's arguments.
+        show: Called with what rank 0 has written, several times a second while they run.
+    """
     _check(function, nproc)
     folder = Path(mkdtemp(prefix="samestep-notebook-"))
     with ExitStack() as stack:
         reaper = Reaper(_SECONDS_TO_END)
         stack.callback(reaper.close)
-        ranks = _ForkedRanks(function, args, nproc, folder, reaper)
+        ranks = _ForkedRanks(function, args, nproc, folder, reaper, show)
         stack.callback(ranks.close)
         ranks.run()
         value = ranks.result()
     rmtree(folder)  # kept where a rank has failed, since its output is there
     return value
+
+
+def _print(text: str) -> None:
+    sys.stdout.write(text)
+    sys.stdout.flush()
 
 
 def _check(function: Callable[..., Any], nproc: int) -> None:
@@ -129,9 +146,16 @@ class _ForkedRanks:
     """The ranks of one call, from their start to their end."""
 
     def __init__(
-        self, function: Callable[..., Any], args: tuple[Any, ...], nproc: int, folder: Path, reaper: Reaper
+        self,
+        function: Callable[..., Any],
+        args: tuple[Any, ...],
+        nproc: int,
+        folder: Path,
+        reaper: Reaper,
+        show: Callable[[str], None],
     ) -> None:
         self._function, self._args, self._nproc, self._folder = function, args, nproc, folder
+        self._shows = show
         # Served here, at one address: rank 0 of a function that knows only torch would listen at all.
         self._store = listen(LOOPBACK, 0, _SECONDS_TO_MEET)
         self._secret, self._name = new_secret(), uuid.uuid4().hex
@@ -242,10 +266,11 @@ class _ForkedRanks:
 
     def _show(self) -> None:
         """Pass on what rank 0 has written."""
+        text = ""
         with suppress(BlockingIOError):
             while data := os.read(self._shown, _LONGEST_READ):
-                sys.stdout.write(self._decoder.decode(data))
-        sys.stdout.flush()
+                text += self._decoder.decode(data)
+        self._shows(text)
 
 
 class _Forked:
