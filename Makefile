@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 DEMO_STAMP := $(VENV)/.installed-demo
 
-.PHONY: demo recipe-metric-learning recipe-token-classification recipe-emulator recipe-vision-language recipe-decomposition browser test test-all test-fast fuzz coverage test-oldest test-newest cluster chaos chaos-sweep launches sameness lint setup clean
+.PHONY: demo docs recipe-metric-learning recipe-token-classification recipe-emulator recipe-vision-language recipe-decomposition browser test test-all test-fast fuzz coverage test-oldest test-newest cluster chaos chaos-sweep launches sameness lint setup clean
 
 $(STAMP): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
@@ -97,6 +97,10 @@ DEVICE := cpu
 sameness: $(STAMP)
 	OMP_NUM_THREADS=1 $(BIN)/python -m tests.sameness.matrix --device $(DEVICE) \
 		--write docs/sameness$(if $(filter cuda,$(DEVICE)),-gpu).md --json build/sameness-$(DEVICE).json
+
+# The guide as a site: build/site/index.html.
+docs: $(STAMP)
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 
 lint: $(STAMP)
 	$(BIN)/ruff check .

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import runpy
 import subprocess
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -36,6 +37,29 @@ def test_the_config_reference_is_the_schemas() -> None:
     made = runpy.run_path(str(ROOT / "scripts" / "config_reference.py"))["reference"]()
     written = (ROOT / "docs" / "config.md").read_text(encoding="utf-8")
     assert made == written, "run: python scripts/config_reference.py"
+
+
+def test_the_reference_of_commands_is_the_command_lines() -> None:
+    made = runpy.run_path(str(ROOT / "scripts" / "cli_reference.py"))["reference"]()
+    written = (ROOT / "docs" / "cli.md").read_text(encoding="utf-8")
+    assert made == written, "run: python scripts/cli_reference.py"
+
+
+def test_the_site_is_built_without_a_warning(tmp_path: Path) -> None:
+    """Every page is in its navigation, and every link and anchor leads somewhere."""
+    words = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(tmp_path / "site")]
+    surroundings = {**environment(), "NO_MKDOCS_2_WARNING": "1"}
+    done = subprocess.run(words, cwd=ROOT, env=surroundings, capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 0, done.stderr
+    pages = [page.relative_to(ROOT / "docs").with_suffix(".html") for page in (ROOT / "docs").glob("*.md")]
+    assert all((tmp_path / "site" / page).exists() for page in pages)
+    assert "Take modules, optimizers, schedulers" in (tmp_path / "site" / "api.html").read_text(encoding="utf-8")
+
+
+def test_the_pictures_of_the_guide_are_what_their_script_draws() -> None:
+    """Those that need no measurement."""
+    drawn = runpy.run_path(str(ROOT / "scripts" / "pictures.py"))["lanes_picture"]()
+    assert (ROOT / "docs" / "images" / "lanes.svg").read_text(encoding="utf-8") == drawn
 
 
 @pytest.mark.requirement("003-A-1")
@@ -93,7 +117,7 @@ def _with_any_diagnosis(block: str) -> str:
 
 WITH_COMMANDS = [page for page in PAGES if page.parent.name != "benchmarks" and bash_blocks(page)]
 # What the commands of the other pages do has tests of its own in tests/cli, and in tests/distributed.
-PAGES_IN_CI = [page for page in WITH_COMMANDS if page.name in ("README.md", "own-loop.md", "tasks.md", "scan.md")]
+PAGES_IN_CI = [page for page in WITH_COMMANDS if page.name in ("README.md", "tour.md", "tasks.md", "scan.md")]
 
 
 @pytest.mark.requirement("003-T4-9", "000-P5-8", "003-T4-7")
@@ -107,8 +131,10 @@ def test_every_command_of_a_document_runs_as_written(tmp_path: Path, page: Path)
     for folder in ("examples", "recipes"):
         (tmp_path / folder).symlink_to(ROOT / folder)
     forked = {**environment(), "PATH": shell_path()}
-    if page.name != "README.md":
-        blocks = ["samestep init mine", *bash_blocks(page)]  # which the README has made
+    if page.name == "README.md":
+        blocks = bash_blocks(page)
+    elif page.name != "tour.md":
+        blocks = ["samestep init mine", *bash_blocks(page)]  # which the tour has made
     else:
         quickstart, *blocks = bash_blocks(page)
         cold = {**environment(), "PATH": shell_path(cold="a reader's first commands, as they are")}

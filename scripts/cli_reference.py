@@ -1,0 +1,80 @@
+"""Writes docs/cli.md from the commands: `python scripts/cli_reference.py`."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from enum import Enum
+from pathlib import Path
+from typing import Any
+
+from typer.main import get_command
+
+from samestep.cli import app
+
+TARGET = Path(__file__).parents[1] / "docs" / "cli.md"
+HEAD = """# All commands and options
+
+Written by `python scripts/cli_reference.py`. [Commands](commands.md) has a line per command, and the exit codes.
+"""
+
+
+def reference() -> str:
+    """Return the page."""
+    return HEAD + "".join(_section(name, command) for name, command in _commands("samestep", get_command(app)))
+
+
+def _commands(name: str, command: Any) -> Iterator[tuple[str, Any]]:
+    """Yield every visible command that is no group, with its whole name."""
+    if not hasattr(command, "commands"):
+        yield name, command
+        return
+    for inner in command.list_commands(None):
+        found = command.commands[inner]
+        if not found.hidden:
+            yield from _commands(f"{name} {inner}", found)
+
+
+def _section(name: str, command: Any) -> str:
+    shown = [parameter for parameter in command.params if not getattr(parameter, "hidden", False)]
+    arguments = [one for one in shown if one.param_type_name == "argument"]
+    words = "".join(f" {_argument(one)}" for one in arguments)
+    rows = [_row(one) for one in shown if one.name != "help"]
+    table = "\n| | |\n|---|---|\n" + "\n".join(rows) + "\n" if rows else ""
+    return f"\n## `{name}`\n\n```\n{name}{words} [OPTIONS]\n```\n\n{_text(command.help or '')}\n{table}"
+
+
+def _argument(parameter: Any) -> str:
+    word = parameter.metavar or parameter.name.upper()
+    word += "..." if parameter.nargs == -1 and not word.endswith("...") else ""
+    return word if parameter.required else f"[{word}]"
+
+
+def _row(parameter: Any) -> str:
+    option = parameter.param_type_name == "option"
+    names = ", ".join(f"`{name}`" for name in parameter.opts) if option else f"`{parameter.name.upper()}`"
+    values = _choices(parameter)
+    one_of = f" One of {', '.join(f'`{value}`' for value in values)}." if values else ""
+    default = parameter.default
+    default = getattr(default, "value", default)
+    is_set = default is not None and default is not False and default != "" and not callable(default)
+    shown = f" Default: `{default}`." if is_set and option else ""
+    return f"| {names} | {_cell(parameter.help or '')}{one_of}{shown} |"
+
+
+def _choices(parameter: Any) -> list[str]:
+    kind = getattr(getattr(parameter, "type_descriptor", None), "annotation", None)
+    return [one.value for one in kind] if isinstance(kind, type) and issubclass(kind, Enum) else []
+
+
+def _text(help_text: str) -> str:
+    paragraphs = [" ".join(part.split()) for part in help_text.split("\n\n")]
+    return "\n\n".join(re.sub(r"^Example: (.*)$", r"Example: `\1`", part) for part in paragraphs if part)
+
+
+def _cell(text: str) -> str:
+    return " ".join(text.split()).replace("|", "\\|")
+
+
+if __name__ == "__main__":
+    TARGET.write_text(reference(), encoding="utf-8")
