@@ -16,6 +16,8 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
+from samestep.report.lanes_drawing import draw_lanes
+
 IMAGES = Path(__file__).parents[1] / "docs" / "images"
 _STYLE = """<style>
 text { font: 14px system-ui, sans-serif; fill: #1d2733 } .mono { font-family: ui-monospace, monospace; font-size: 13px }
@@ -27,7 +29,6 @@ text { fill: #e2e8ee } .soft { fill: #8d99a5 } .paper { fill: #12171c } .frame {
 .track { fill: #303a44 } .bar { fill: #6cb2f0 } .good { fill: #5cc48a } .bad { fill: #ff8a80 } .grid { stroke: #27303a }
 .c0 { stroke: #6cb2f0 } .c1 { stroke: #ff9b5a } .c2 { stroke: #5cc48a } .c3 { stroke: #c99bf0 } }
 </style>"""
-_LANE_COLOURS = ("#9cc4ea", "#f3b98b", "#a4d3b1", "#cdb2e4", "#f0a8a3", "#9ad3d8", "#e0cd84", "#c3cbd3")
 _ROW, _SECONDS_SHOWN = 28, 12.0
 
 
@@ -94,37 +95,10 @@ def curves_picture(runs: Sequence[dict[str, Any]]) -> str:
 
 def lanes_picture(lanes: int = 8, worlds: Sequence[int] = (1, 2, 3, 8)) -> str:
     """Return the lanes of one global batch, and the ranks that they are on at several world sizes."""
-    each, left, parts = 72, 150, []
-    width = left + lanes * each + 30
-    parts.append(_text(24, 42, "global batch"))
-    for lane in range(lanes):
-        x, colour = left + lane * each, _LANE_COLOURS[lane % len(_LANE_COLOURS)]
-        parts.append(f'<rect x="{x}" y="22" width="{each - 4}" height="30" rx="3" fill="{colour}"/>')
-        parts.append(
-            f'<text x="{x + each / 2 - 2}" y="42" text-anchor="middle" style="fill: #1d2733">lane {lane}</text>'
-        )
-    for row, world in enumerate(worlds):
-        y = 84 + 58 * row
-        parts.append(_text(24, y + 24, "1 process" if world == 1 else f"{world} ranks"))
-        for rank in range(world):
-            first, last = (-(-lanes * number // world) for number in (rank, rank + 1))
-            x = left + first * each
-            parts.append(
-                f'<rect class="frame" x="{x - 3}" y="{y - 3}" width="{(last - first) * each + 2}" height="42" rx="5"/>'
-            )
-            for lane in range(first, last):
-                colour = _LANE_COLOURS[lane % len(_LANE_COLOURS)]
-                parts.append(
-                    f'<rect x="{left + lane * each}" y="{y + 2}" width="{each - 4}" height="16" rx="3" fill="{colour}"/>'
-                )
-            parts.append(_text(x + 2, y + 34, f"rank {rank}", "soft"))
-    end = 84 + 58 * len(worlds) + 16
-    parts.append(
-        _text(
-            24, end, "Samples, dropout and BatchNorm belong to lanes. Their sums are added in one fixed tree.", "soft"
-        )
-    )
-    return _picture(parts, width, end + 20)
+    height = 88 + 58 * len(worlds)
+    note = "Samples, dropout and BatchNorm belong to lanes. Their sums are added in one fixed tree."
+    inside = draw_lanes(lanes, worlds).replace("<svg ", '<svg x="24" y="8" ', 1)
+    return _picture([inside, _text(28, height + 16, note, "soft")], 760, height + 36)
 
 
 def _animated(what: str, moments: Sequence[tuple[float, float]], loop: float) -> str:

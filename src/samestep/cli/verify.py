@@ -124,7 +124,8 @@ def _write_report(result: Verification, config: Config, report: Path | None) -> 
     facts = {**run_facts(run), **config_fact(config)}
     facts.pop("ranks", None)
     try:
-        write_report(result, config.name, path, facts)
+        lanes = None if config.batch_per_rank else config.lane_count(1)
+        write_report(result, config.name, path, facts, lanes)
         typer.echo(f"Report: {path}", err=True)
     except SamestepError as error:
         typer.echo(f"No report: {error}", err=True)

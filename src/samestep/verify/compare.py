@@ -94,6 +94,12 @@ def same_bits(left: Tensor, right: Tensor) -> bool:
     return torch.equal(left.reshape(-1).view(torch.uint8), right.reshape(-1).view(torch.uint8))
 
 
+def different_tensors(left: Mapping[str, Tensor], right: Mapping[str, Tensor]) -> list[str]:
+    """Return the names of the tensors that two states do not share to the bit."""
+    names = left.keys() | right.keys()
+    return [name for name in names if name not in left or name not in right or not same_bits(left[name], right[name])]
+
+
 def furthest_tensor(left: Mapping[str, Tensor], right: Mapping[str, Tensor]) -> Difference | None:
     """Return the tensor of two states that differs most, in ULP; None if all bits are the same."""
     worst: Difference | None = None

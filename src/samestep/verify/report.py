@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from samestep.report.chart import COLORS, Line, Panel, chart
+from samestep.report.lanes_drawing import MOST_LANES, draw_lanes
 from samestep.report.page import write_page
 from samestep.report.table import Cell, code, html_table, marked
 from samestep.verify.result import Verification, WorldResult
@@ -18,6 +19,7 @@ _PROMISES = {
     "samples": "the same samples in every step",
 }
 
+_VERDICTS = {"bits": "IDENTICAL", "rounding": "EQUAL UP TO ROUNDING", "samples": "SAME SAMPLES"}
 _COLUMNS = ("ranks", "steps", "ms per step", "state", "result")
 
 
@@ -31,30 +33,52 @@ def verdict(result: Verification) -> str:
     return "kept" if result.kept else "NOT kept"
 
 
-def write_report(result: Verification, title: str, path: Path, facts: Mapping[str, str] | None = None) -> None:
-    """Write a page with the verdict, a table, the loss curves and their difference per step.
+def write_report(
+    result: Verification, title: str, path: Path, facts: Mapping[str, str] | None = None, lanes: int | None = None
+) -> None:
+    """Write the certificate: the verdict, what was compared, the lanes on ranks, and the loss curves.
 
     Args:
-        result: the verification.
-        title: what was verified, for the heading.
-        path: the file to write.
-        facts: what the runs were made with.
+        result: The verification.
+        title: What was verified, for the heading.
+        path: The file to write.
+        facts: What the runs were made with.
+        lanes: How many the runs have, if that does not depend on the world size.
     """
-    rows = [_row(world) for world in result.worlds]
     against = ""
     if result.against:
         words = "agrees" if result.against_difference is None else str(result.against_difference)
         against = f"<p>Against the given curve ({len(result.against)} steps): {html.escape(words)}.</p>"
     suspect = "" if result.suspect is None else f"<p>{html.escape(str(result.suspect))}</p>"
-    body = f"""<h1>{html.escape(title)}: the promise was
-<span class="{"kept" if result.kept else "broken"}">{verdict(result)}</span></h1>
+    labels = ", ".join(world.label for world in result.worlds)
+    body = f"""<h1>{html.escape(title)}: one run on {html.escape(labels)} ranks?</h1>
+{_certificate(result)}
 <p><code>same: {html.escape(result.same)}</code> promises {html.escape(promise(result))}.
 Compared with the run on {counted(html.escape(result.worlds[0].label), "rank")}.</p>
-{html_table(_COLUMNS, rows, numbers=_COLUMNS[:3])}
+{html_table(_COLUMNS, [_row(world) for world in result.worlds], numbers=_COLUMNS[:3])}
 {suspect}
 {against}
+{_lanes(result, lanes)}
 {_figure(result)}"""
     write_page(path, f"samestep verify: {title}", body, facts)
+
+
+def _certificate(result: Verification) -> str:
+    words = _VERDICTS[result.same] if result.kept else "DIFFERENT"
+    record = result.worlds[0].record
+    compared = (
+        f"{result.different_tensors:,} of {counted(result.tensors, 'tensor')} differ over "
+        f"{counted(record.steps, 'step')} and {counted(len(result.worlds), 'run')}"
+    )
+    return f"""<div class="certificate {"kept" if result.kept else "broken"}"><strong>{words}</strong>
+<code>{html.escape(record.state_hash)}</code><span>{compared}</span></div>"""
+
+
+def _lanes(result: Verification, lanes: int | None) -> str:
+    worlds = sorted({world.record.world for world in result.worlds})
+    if lanes is None or lanes > MOST_LANES or not worlds or worlds[-1] > lanes:
+        return ""
+    return f"<h2>Lanes on ranks</h2>\n{draw_lanes(lanes, worlds)}"
 
 
 def _row(world: WorldResult) -> list[str | Cell]:

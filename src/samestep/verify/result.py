@@ -13,6 +13,7 @@ from samestep.run.saved_files import Saved
 from samestep.train.record import RunRecord, read_state
 from samestep.verify.compare import (
     Difference,
+    different_tensors,
     file_difference,
     first_loss_difference,
     first_sample_difference,
@@ -53,6 +54,10 @@ class Verification:
     against_difference: Difference | None = None
     suspect: Suspect | None = None
     """The first tensor that differs, where that was traced and found."""
+    tensors: int = 0
+    """How many tensors the final state has."""
+    different_tensors: int = 0
+    """How many of them differ in any run."""
 
     @property
     def kept(self) -> bool:
@@ -83,6 +88,8 @@ class Verification:
                 }
                 for world in self.worlds
             },
+            "tensors": self.tensors,
+            "different_tensors": self.different_tensors,
             "suspect": None if self.suspect is None else asdict(self.suspect),
         }
         if self.against:
@@ -111,7 +118,10 @@ def compare_runs(same: str, records: Mapping[str, Path], curve: Sequence[float],
     length = min(len(curve), first.record.steps)
     losses = first.record.losses[:length]
     against_difference = first_loss_difference(curve[:length], losses, rtol)
-    return Verification(same, worlds, rtol, tuple(curve), against_difference)
+    differ = {name for run in runs.values() for name in different_tensors(first.state, run.state)}
+    return Verification(
+        same, worlds, rtol, tuple(curve), against_difference, tensors=len(first.state), different_tensors=len(differ)
+    )
 
 
 class _Recorded(NamedTuple):
