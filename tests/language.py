@@ -11,7 +11,7 @@ LONGEST_SENTENCE = 30
 LONGEST_LINE = 120
 """Characters, of prose: tables and code are as wide as they must be."""
 WORDS = {
-    r"of (?:its|one's|your|their) own\b": "its own, your own",
+    r"of (?:its|one's|your|their) own(?=[.,;:)|]| and | or |\n|$)": "its own, your own",
     r"\b(?:one's|ones) own\b": "your own",
     r"\b(?:a|each|every|its|last|takes?|in|by) turns?\b": "iteration, alternate",
     r"\bto the bit\b": "bit-identical",
@@ -46,4 +46,4 @@ def _sentences(prose: str) -> Iterator[str]:
     for paragraph in re.split(r"\n\s*\n|\n(?=\s*(?:[-*]|\d+\.) )", prose):
         plain = re.sub(r"`[^`]*`", "code", paragraph)
         plain = re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", plain)
-        yield from re.split(r"(?<=[.!?:;])\s+(?=[A-Z`*\[(]|code)", " ".join(plain.split()))
+        yield from re.split(r"(?<=[.!?:;])(?:\*\*)?\s+(?=[A-Z0-9`*\[(]|code)", " ".join(plain.split()))

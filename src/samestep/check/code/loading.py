@@ -188,7 +188,7 @@ def _is_set(code: Code, node: ast.AST) -> bool:
 RULES = (
     Rule(
         "shuffled-loader", "differs", "a loader that shuffles by itself",
-        "every rank would draw an order of its own over the whole dataset: samples are seen by several ranks or by none, "
+        "every rank would draw its own order over the whole dataset: samples are seen by several ranks or by none, "
         "and an epoch trains on each of them as often as there are ranks",
         "the same loader, given to `run.prepare(model, optimizer, loader)`: its batch becomes the global batch, which lanes "
         "share, and its order follows from the run's seed",

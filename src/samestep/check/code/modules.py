@@ -160,7 +160,7 @@ def _lbfgs(code: Code) -> Iterator[ast.AST]:
 RULES = (
     Rule(
         "forward-state", "differs", "an attribute that the forward pass changes",
-        "each rank has one of its own, which sees only this rank's samples, and no checkpoint holds it: what depends on it is "
+        "each rank has its own, which sees only this rank's samples, and no checkpoint holds it: what depends on it is "
         "another run at another size, or after a resume",
         "a buffer (`self.register_buffer`), whose changes are joined over lanes and saved; or `batch.step` for a count of steps",
         _changed_in_forward,

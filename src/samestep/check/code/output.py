@@ -96,7 +96,7 @@ RULES = (
     ),
     Rule(
         "tracker-by-all", "differs", "a tracker on every rank",
-        "every rank opens a run of its own, or writes the same curves several times",
+        "every rank opens its own run, or writes the same curves several times",
         "`trackers: {wandb: {}, tensorboard: true, mlflow: {}}` in the config, `run.log(step, values)` in the loop",
         _trackers, plain=True,
     ),
