@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterator
 from enum import Enum
 from pathlib import Path
+from textwrap import fill
 from typing import Any
 
 from typer.main import get_command
@@ -69,7 +70,10 @@ def _choices(parameter: Any) -> list[str]:
 
 def _text(help_text: str) -> str:
     paragraphs = [" ".join(part.split()) for part in help_text.split("\n\n")]
-    return "\n\n".join(re.sub(r"^Example: (.*)$", r"Example: `\1`", part) for part in paragraphs if part)
+    shown = [re.sub(r"^Example: (.*)$", r"Example: `\1`", part) for part in paragraphs if part]
+    return "\n\n".join(
+        part if part.startswith("Example: `") else fill(part, 118, break_on_hyphens=False) for part in shown
+    )
 
 
 def _cell(text: str) -> str:

@@ -11,18 +11,18 @@ TARGET = Path(__file__).parents[1] / "docs" / "config.md"
 
 HEAD = """# The config
 
-One YAML or JSON file describes a run. Unknown keys are errors with the nearest valid name, and
-all mistakes are reported at once, with their lines. Overrides on the command line are
-`section.key=value`, and nothing else. `task` is relative to the file, `run_dir` to the working
-directory. Exactly one of `global_batch` (which a custom loop can leave to its DataLoader) and `batch_per_rank`, and one of `epochs` and `steps`, must be set.
+One YAML or JSON file describes a run. Unknown keys are errors with the nearest valid name. All mistakes are reported at
+once, with their lines. Overrides on the command line are `section.key=value`. `task` is relative to the file, `run_dir`
+to the working directory. Set exactly one of `global_batch` and `batch_per_rank`, and one of `epochs` and `steps`. A
+custom loop can leave `global_batch` to its DataLoader.
 
-Every count has limits that no run comes near, so that a slip of the hand is a message and not a machine without
-memory. A file has at most a million characters (counting a YAML alias as what it stands for), 100 levels and 2,000
-keys, and is composed of at most 50 files. Dates and times such as `2024-01-01` and `12:00:00` are text. Text holds no null character.
+Every number has a generous upper bound, so that a typo gives an error message instead of exhausting the machine's
+memory. A file has at most a million characters (with YAML aliases expanded), 100 levels and 2,000 keys, and is composed
+of at most 50 files. Dates and times such as `2024-01-01` and `12:00:00` are text.
 
 `samestep init` writes a config with comments, and `--ask` asks for the few values that nearly every run sets.
-`samestep show CONFIG` prints every value with its origin. `samestep check CONFIG` also looks whether the task's file is there
-and has the class, whether the installed torch has the optimizer and the schedule with such arguments, and whether the run can start here.
+`samestep show CONFIG` prints every value with its origin. `samestep check CONFIG` checks the task's file and class, the
+names and arguments of optimizer and schedule, and whether the run can start here.
 
 | key | takes | default | meaning |
 |---|---|---|---|
@@ -31,8 +31,8 @@ and has the class, whether the installed torch has the optimizer and the schedul
 ALIAS_HEAD = """
 ## Layers
 
-A config can be composed of several files. `include` names a file, or a list of them, that lie below the file that names them; `platforms` names
-files that lie above it, of which only the one for the platform that this runs on is read:
+A config can be composed of several files. `include` names one file or several, whose values this file overrides.
+`platforms` names files that override this one. Only the file for the present platform is read:
 
 ```yaml
 # config/train.yaml
@@ -53,9 +53,10 @@ include: train.yaml
 epochs: 1
 ```
 
-The later wins, key by key: what is included, in its order; then the file itself; then its platform's file; then overrides on the command line.
-`params` and other mappings with names of your own are merged value by value, lists are replaced. `schedule: null` removes a section that lies below.
-Paths to files (`task`, `fold.file`, `trackers.classes`, and the layers themselves) are relative to the file that they are written in.
+The later wins, key by key: included files in their order, the file itself, its platform's file, overrides on the
+command line. `params` and other mappings with free names are merged value by value; lists are replaced. `schedule:
+null` removes an included section. Paths (`task`, `fold.file`, `trackers.classes`, and the layers themselves) are
+relative to the file that they are written in.
 
 | platform | is detected by |
 |---|---|
@@ -63,15 +64,15 @@ Paths to files (`task`, `fold.file`, `trackers.classes`, and the layers themselv
 | `colab` | `COLAB_RELEASE_TAG` or `COLAB_GPU` |
 | `local` | none of these |
 
-Nothing changes silently: the plan of a run and of a launch names the platform, the reason, the file and the keys that it sets, and `samestep show CONFIG`
-shows for each value the file and the line that it comes from. Files that are missing, also those of other platforms, files that include themselves and unknown keys are mistakes,
-reported together. The run's directory records the merged config, so that `samestep resume` needs none of the files. A sweep's file is composed in the same way, and its
-`base` may be, too.
+Nothing changes silently. The plan names the platform, the reason, the file and the keys that it sets. `samestep
+show CONFIG` shows the file and line of each value. Missing files (also of other platforms), files that include
+themselves and unknown keys are reported together. The run's directory records the merged config, so `samestep
+resume` needs none of the files. A sweep's file and its `base` are composed in the same way.
 
 ## Params that refer to keys
 
-What both the task and the config need is set once: a value of `params` that is `${KEY}`, as a whole, is the value of that key, after all overrides and with its type.
-A sweep that tries other `epochs` then gives the task the right number, too.
+Set once what both the task and the config need: a value `${KEY}` in `params` is the value of that key, after all
+overrides and with its type. A sweep that tries other `epochs` then gives the task the right number, too.
 
 ```yaml
 epochs: 12
@@ -82,8 +83,9 @@ params:
   width: 64
 ```
 
-`samestep show CONFIG` shows the values, and with the origin of `params` which keys they are from. Unknown keys, keys that are not set, sections and circles are mistakes, with the line.
-Other texts with `${...}` in them, such as `${HOME}` or `${epochs}.pt`, are left as they are. Keys of `launch` cannot be referred to.
+`samestep show CONFIG` shows the values and the keys they come from. Unknown keys, keys that are not set, sections and
+cycles are errors, with the line. Other texts with `${...}`, such as `${HOME}` or `${epochs}.pt`, are left as they are.
+Keys of `launch` cannot be referred to.
 
 ## Other names
 

@@ -81,7 +81,7 @@ class DistributedConfig(BaseModel):
     backend: Literal["auto", "nccl", "gloo"] = Field("auto", description="nccl on GPUs, else gloo")
     device: Literal["auto", "cpu", "cuda"] = Field("auto", description="cuda where there is one")
     world_size: Ranks | Auto = Field("auto", description="ranks in the run")
-    rank: Rank | Auto = Field("auto", description="set only when spawning ranks by hand")
+    rank: Rank | Auto = Field("auto", description="set only when starting ranks yourself")
     num_nodes: Nodes | Auto = Field("auto", description="machines in the run")
     node_rank: NodeRank | Auto = Field("auto", description="this machine's number")
     num_gpus_per_node: RanksPerNode | Auto = Field("auto", description="ranks on each machine")

@@ -56,7 +56,7 @@ class TrackersConfig(Section):
     wandb: WandbConfig | None = None
     mlflow: MlflowConfig | None = None
     classes: tuple[TrackerClassConfig, ...] = Field(
-        (), max_length=MOST_ENTRIES, description="trackers of your own: name (FILE.py:Class), args"
+        (), max_length=MOST_ENTRIES, description="your own trackers: name (FILE.py:Class), args"
     )
     tags: dict[Line, Line] = Field(
         {}, max_length=MOST_ENTRIES, description="tags of the run, for W&B, MLflow and own trackers"

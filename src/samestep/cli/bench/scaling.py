@@ -57,7 +57,7 @@ def scaling(
     rounds: Rounds = None,
     most_ranks: MostRanks = 1,
 ) -> Measurement:
-    """Measure what more ranks bring: samestep, plain DDP and other libraries in turns, on your task or a built-in one.
+    """Measure what more ranks bring: samestep, plain DDP and other libraries, interleaved, on your task or a built-in one.
 
     With --worlds it starts ranks; else it is a rank of any launcher. With --workload, only the config's distributed
     section counts.
