@@ -104,9 +104,7 @@ def lanes_picture(lanes: int = 8, worlds: Sequence[int] = (1, 2, 3, 8)) -> str:
 def _animated(what: str, moments: Sequence[tuple[float, float]], loop: float) -> str:
     times = ";".join(f"{min(at / loop, 1):.4f}" for at, _ in moments)
     values = ";".join(f"{value:g}" for _, value in moments)
-    return (
-        f'<animate attributeName="{what}" dur="{loop}s" repeatCount="indefinite" keyTimes="{times}" values="{values}"/>'
-    )
+    return f'<animate attributeName="{what}" dur="{loop}s" begin="-{_SECONDS_SHOWN + 1}s" repeatCount="indefinite" keyTimes="{times}" values="{values}"/>'
 
 
 def _text(x: float, y: float, text: str, kind: str = "", inside: str = "") -> str:

@@ -205,7 +205,7 @@ def test_verify_catches_an_all_reduce_in_the_place_of_the_tree(config: Path, tmp
     assert "loss from step" in done.stdout
     assert "ULP" in done.stdout
     page = (tmp_path / "faulty.html").read_text()
-    assert "NOT kept" in page
+    assert "DIFFERENT" in page
     assert "<script src=" not in page, "the report is self-contained"
 
 

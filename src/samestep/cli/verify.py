@@ -155,4 +155,4 @@ def _print_verification(result: Verification) -> None:
         console.print(plain(f"Against the given curve: {'agrees' if off is None else off}"))
     if result.suspect is not None:
         console.print(plain(result.suspect), style="red", highlight=False)
-    console.print(f"same: {result.same} promises {promise(result)}: {verdict(result)}")
+    console.print(f"Promise {verdict(result)} (same: {result.same}): {promise(result)}")

@@ -106,8 +106,8 @@ def _warn_of_lonely_samples(setup: RunSetup, source: Source, modules: Sequence[n
         context.log.main(f"Warning: {lonely}")
     elif setup.batch.lane_count > 1 and size < _ENOUGH and any(map(has_batchnorm, modules)):
         context.log.main(
-            f"BatchNorm normalises over a lane's {size} samples. Fewer lanes show it more, and batchnorm: global "
-            f"all {setup.batch.global_batch} of the global batch"
+            f"BatchNorm normalises over a lane's {size} samples. For more samples set fewer lanes (lanes=...), or "
+            f"batchnorm=global for all {setup.batch.global_batch} of the global batch"
         )
 
 

@@ -100,7 +100,7 @@ class Saver:
             if changed:
                 self._context.log.main(
                     f"The checkpoint's values stay, whatever the code says now: {'; '.join(changed)}. A run with "
-                    "others needs another name: name=NAME, of python SCRIPT in the variable SAMESTEP_ARGS"
+                    'others needs another name: name=NAME (for python SCRIPT: SAMESTEP_ARGS="name=NAME")'
                 )
 
     def keep(self, name: str, item: Stateful) -> None:

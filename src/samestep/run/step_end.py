@@ -94,8 +94,8 @@ class StepEnd:
         ended, done = self._saver.ended, self._saver.position.step
         why = "" if ended in (None, "done") else f", stopped by {ended}"
         self._context.log.main(
-            f"The run is complete: {done} steps{why}. Nothing to train. Again from the beginning: "
-            "resume=never; beside it: another name (of python SCRIPT, by the variable SAMESTEP_ARGS)"
+            f"The run is complete: {done} steps{why}. Nothing to train. To train it again: resume=never. To keep it "
+            'and train another: name=NAME. For python SCRIPT: SAMESTEP_ARGS="resume=never"'
         )
 
     def why_last(self, data: StepData, total: int | None) -> str | None:
