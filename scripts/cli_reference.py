@@ -46,21 +46,26 @@ def _section(name: str, command: Any) -> str:
 
 
 def _argument(parameter: Any) -> str:
-    word = parameter.metavar or parameter.name.upper()
+    word = _word(parameter)
     word += "..." if parameter.nargs == -1 and not word.endswith("...") else ""
     return word if parameter.required else f"[{word}]"
 
 
+def _word(parameter: Any) -> str:
+    return str(parameter.metavar or parameter.name.upper())
+
+
 def _row(parameter: Any) -> str:
     option = parameter.param_type_name == "option"
-    names = ", ".join(f"`{name}`" for name in parameter.opts) if option else f"`{parameter.name.upper()}`"
+    words = [*parameter.opts, *parameter.secondary_opts] if option else [_word(parameter)]
+    names = ", ".join(f"`{word}`" for word in words)
     values = _choices(parameter)
     one_of = f" One of {', '.join(f'`{value}`' for value in values)}." if values else ""
     default = parameter.default
     default = getattr(default, "value", default)
     is_set = default is not None and default is not False and default != "" and not callable(default)
     shown = f" Default: `{default}`." if is_set and option else ""
-    return f"| {names} | {_cell(parameter.help or '')}{one_of}{shown} |"
+    return f"| {_cell(names)} | {_cell(parameter.help or '')}{one_of}{shown} |"
 
 
 def _choices(parameter: Any) -> list[str]:

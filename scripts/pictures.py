@@ -1,7 +1,7 @@
 """Draw the pictures of the README and the guide: docs/images/demo.svg, curves.svg and lanes.svg.
 
-    samestep demo demo --json > demo.json
-    python scripts/pictures.py demo.json
+    samestep demo demo --json > docs/images/demo.json
+    python scripts/pictures.py
 
 They follow a reader's light or dark setting. demo.svg and curves.svg show what `samestep demo` measured; lanes.svg needs
 no measurement.
@@ -10,10 +10,10 @@ no measurement.
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Sequence
 from html import escape
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 from samestep.report.lanes_drawing import draw_lanes
@@ -22,7 +22,7 @@ IMAGES = Path(__file__).parents[1] / "docs" / "images"
 _STYLE = """<style>
 text { font: 14px system-ui, sans-serif; fill: #1d2733 } .mono { font-family: ui-monospace, monospace; font-size: 13px }
 .soft { fill: #6b7580 } .paper { fill: #ffffff } .frame { fill: #f6f8fa; stroke: #d5dce3 } .track { fill: #dfe5eb }
-.bar { fill: #1f5f99 } .good { fill: #12703c } .bad { fill: #b3261e } .grid { stroke: #e6ebf0 } .cut { stroke: #6b7580 }
+.bar { fill: #1f5f99 } .good { fill: #12703c } .bad { fill: #b3261e } .grid { stroke: #e6ebf0 }
 .c0 { stroke: #1f5f99 } .c1 { stroke: #c2571a } .c2 { stroke: #12703c } .c3 { stroke: #7a3e9d } .curve { fill: none }
 @media (prefers-color-scheme: dark) {
 text { fill: #e2e8ee } .soft { fill: #8d99a5 } .paper { fill: #12171c } .frame { fill: #1a2129; stroke: #36414c }
@@ -56,7 +56,7 @@ def demo_picture(runs: Sequence[dict[str, Any]]) -> str:
             f"{_animated('width', [(0, 0), (start, 0), (end, 120), (loop, 120)], loop)}</rect>"
         )
         shown = _animated("opacity", [(0, 0), (end, 0), (end + 0.2, 1), (loop, 1)], loop)
-        parts.append(_text(580, y, f"{run['losses'][-1]:.9f}", "mono", shown))
+        parts.append(_text(580, y, f"{fmean(run['losses'][-len(run['losses']) // 3 :]):.9f}", "mono", shown))
         parts.append(_text(692, y, run["state"][:16], f"mono {mark}", shown))
     return _picture(parts, width, height)
 
@@ -64,14 +64,14 @@ def demo_picture(runs: Sequence[dict[str, Any]]) -> str:
 def curves_picture(runs: Sequence[dict[str, Any]]) -> str:
     """Return the loss curves of plain DDP beside those of samestep."""
     parts: list[str] = []
+    values = [loss for run in runs for loss in run["losses"]]
+    low, high = min(values), max(values)
     for place, by in enumerate(("plain DDP", "samestep")):
         found = [run for run in runs if run["by"] == by]
         states = len({run["state"] for run in found})
         left, top, width, height = 52 + 420 * place, 56, 350, 220
         title = f"{by}: {len(found)} runs, {states} result{'s' if states > 1 else ''}"
         parts.append(_text(left, 30, title, "good" if states == 1 else "bad"))
-        values = [loss for run in found for loss in run["losses"]]
-        low, high = min(values), max(values)
         for share in (0.0, 0.5, 1.0):
             y = top + height * (1 - share)
             parts.append(f'<line class="grid" x1="{left}" y1="{y}" x2="{left + width}" y2="{y}"/>')
@@ -117,14 +117,12 @@ def _picture(parts: Sequence[str], width: float, height: float) -> str:
     return "\n".join([f'<svg xmlns="http://www.w3.org/2000/svg" {size}>', _STYLE, paper, *parts, "</svg>\n"])
 
 
-def main(words: Sequence[str]) -> int:
-    (IMAGES / "lanes.svg").write_text(lanes_picture(), encoding="utf-8")
-    if words:
-        runs = json.loads(Path(words[0]).read_text(encoding="utf-8"))["runs"]
-        (IMAGES / "demo.svg").write_text(demo_picture(runs), encoding="utf-8")
-        (IMAGES / "curves.svg").write_text(curves_picture(runs), encoding="utf-8")
-    return 0
+def pictures() -> dict[str, str]:
+    """Return the pictures, by the names of their files."""
+    runs = json.loads((IMAGES / "demo.json").read_text(encoding="utf-8"))["runs"]
+    return {"demo.svg": demo_picture(runs), "curves.svg": curves_picture(runs), "lanes.svg": lanes_picture()}
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    for name, picture in pictures().items():
+        (IMAGES / name).write_text(picture, encoding="utf-8")

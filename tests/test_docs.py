@@ -57,9 +57,8 @@ def test_the_site_is_built_without_a_warning(tmp_path: Path) -> None:
 
 
 def test_the_pictures_of_the_guide_are_what_their_script_draws() -> None:
-    """Those that need no measurement."""
-    drawn = runpy.run_path(str(ROOT / "scripts" / "pictures.py"))["lanes_picture"]()
-    assert (ROOT / "docs" / "images" / "lanes.svg").read_text(encoding="utf-8") == drawn
+    for name, drawn in runpy.run_path(str(ROOT / "scripts" / "pictures.py"))["pictures"]().items():
+        assert (ROOT / "docs" / "images" / name).read_text(encoding="utf-8") == drawn, "run: python scripts/pictures.py"
 
 
 @pytest.mark.requirement("003-A-1")

@@ -18,6 +18,7 @@ def test_four_runs_are_one_and_plain_ddp_is_not(tmp_path: Path) -> None:
     assert found["same"] is True
     assert len({(run["state"], tuple(run["losses"])) for run in ours}) == 1
     assert ours[-1]["run"] == "4 ranks, one killed at step 48, then 2"
+    assert ours[-1]["resumed_at"] == 49, "of the step that the survivors saved"
     assert len({run["state"] for run in plain}) == len(plain) == 3
     assert all(len(run["losses"]) == 96 for run in found["runs"])
     page = (tmp_path / found["page"]).read_text()

@@ -27,7 +27,7 @@ def demo(
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace an earlier demo in that folder.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Show the promise in a minute: one training on 1, 2 and 4 ranks, killed and resumed, beside plain DDP.
+    """Show the promise in half a minute: one training on 1, 2 and 4 ranks, killed and resumed, beside plain DDP.
 
     Trains the project that `samestep init` writes. Exits 0 if all of samestep's runs are identical, else 4.
 
@@ -80,7 +80,7 @@ class _Lines:
                 return
             self._shown += 1
             if not self._quiet:
-                typer.echo(f"{run.by}, {run.name}: loss {run.losses[-1]:.9f}, state {run.state[:16]}", err=True)
+                typer.echo(f"{run.by}, {run.name}: loss {run.loss:.9f}, state {run.state[:16]}", err=True)
 
 
 def _table(demo: Demo) -> Table:
@@ -90,7 +90,7 @@ def _table(demo: Demo) -> Table:
     table = Table("", "run", "", "loss", "final state")
     for number, run in enumerate(demo.runs):
         begins = number == 0 or run.by != demo.runs[number - 1].by
-        loss = f"{run.losses[-1]:.6f}" if run.losses else ""
+        loss = "" if run.loss is None else f"{run.loss:.6f}"
         bar = ProgressBar(total=run.total, completed=run.step, width=16)
         ends = number + 1 == len(demo.runs) or demo.runs[number + 1].by != run.by
         table.add_row(run.by if begins else "", run.name, bar, loss, _state(run, demo), end_section=ends)
@@ -103,23 +103,30 @@ def _state(run: DemoRun, demo: Demo) -> Any:
     if not run.is_over:
         return ""
     first = demo.of(run.by)[0]
-    return Text(run.state[:16], style="green" if run.state == first.state else "red")
+    return Text(run.state[:16], style="green" if run.is_same(first) else "red")
 
 
 def _print_result(demo: Demo, page: Path, seconds: float, as_json: bool) -> None:
     from samestep.verify.demo.runs import DDP, SAMESTEP
+    from samestep.words import counted
 
     if as_json:
         runs = [
-            {"by": run.by, "run": run.name, "state": run.state, "seconds": round(run.seconds, 2), "losses": run.losses}
+            {
+                "by": run.by,
+                "run": run.name,
+                "state": run.state,
+                "resumed_at": run.resumed_at,
+                "seconds": round(run.seconds, 2),
+                "losses": run.losses,
+            }
             for run in demo.runs
         ]
         typer.echo(json.dumps({"same": demo.is_same, "seconds": round(seconds, 1), "runs": runs, "page": str(page)}))
         return
-    ours, theirs = len(demo.of(SAMESTEP)), len(demo.of(DDP))
-    typer.echo(
-        f"samestep: {ours} runs, {demo.different(SAMESTEP)} final state. Plain DDP: {theirs} runs, "
-        f"{demo.different(DDP)} final states. {seconds:.0f} s"
-    )
+    for by in (SAMESTEP, DDP):
+        typer.echo(f"{by}: {counted(len(demo.of(by)), 'run')}, {counted(demo.different(by), 'final state')}")
+    if not demo.is_same:
+        typer.echo("samestep's runs are NOT the same", err=True)
     typer.echo(f"Page: {page}. The project: {demo.config}, {demo.config.parent / 'task.py'}")
     typer.echo(f"Next: samestep verify {demo.config} --worlds 1,2,4")

@@ -101,7 +101,7 @@ def verify(
         if result.runs_differ and result.suspect is None:
             again = command_with(context, "--explain")
             typer.echo(_NOT_FOUND if explain else f"{_OFFER}: {again}", err=True)
-        _write_report(result, loaded, report)
+        _write_report(result, loaded, report, draws_lanes=not shards)
     if not result.kept:
         raise typer.Exit(PROMISE_NOT_KEPT)
 
@@ -113,7 +113,7 @@ def _print(result: Verification, as_json: bool) -> None:
         _print_verification(result)
 
 
-def _write_report(result: Verification, config: Config, report: Path | None) -> None:
+def _write_report(result: Verification, config: Config, report: Path | None, draws_lanes: bool) -> None:
     from samestep.report.run_facts import config_fact, run_facts
     from samestep.verify.report import write_report
 
@@ -124,11 +124,17 @@ def _write_report(result: Verification, config: Config, report: Path | None) -> 
     facts = {**run_facts(run), **config_fact(config)}
     facts.pop("ranks", None)
     try:
-        lanes = None if config.batch_per_rank else config.lane_count(1)
+        lanes = config.lane_count(1) if draws_lanes and _deals_evenly(config) else None
         write_report(result, config.name, path, facts, lanes)
         typer.echo(f"Report: {path}", err=True)
     except SamestepError as error:
         typer.echo(f"No report: {error}", err=True)
+
+
+def _deals_evenly(config: Config) -> bool:
+    """Return whether every rank has consecutive lanes, as many as the others."""
+    distributed = config.distributed
+    return not (config.batch_per_rank or distributed.lane_weights or distributed.shard == "weights")
 
 
 def _print_verification(result: Verification) -> None:

@@ -28,6 +28,11 @@ def wrap(model: nn.Module, options: DistributedConfig, device: torch.device) -> 
         return _wrap(model, options, device)
 
 
+def wrap_plain(model: nn.Module) -> DistributedDataParallel:
+    """Return a model on a CPU as torch's DistributedDataParallel has it by default, to compare with."""
+    return DistributedDataParallel(model)
+
+
 def _wrap(model: nn.Module, options: DistributedConfig, device: torch.device) -> DistributedDataParallel:
     return DistributedDataParallel(
         model,

@@ -65,13 +65,18 @@ Compared with the run on {counted(html.escape(result.worlds[0].label), "rank")}.
 
 def _certificate(result: Verification) -> str:
     words = _VERDICTS[result.same] if result.kept else "DIFFERENT"
-    record = result.worlds[0].record
+    hashes = {world.record.state_hash for world in result.worlds}
+    found = f"<code>{html.escape(hashes.pop())}</code>" if len(hashes) == 1 else ""
+    steps = counted(result.worlds[0].record.steps, "step")
     compared = (
-        f"{result.different_tensors:,} of {counted(result.tensors, 'tensor')} differ over "
-        f"{counted(record.steps, 'step')} and {counted(len(result.worlds), 'run')}"
+        f"{counted(len(result.worlds), 'run')} of {steps}; of {counted(result.tensors, 'tensor')} of the final state "
+        f"{result.different_tensors:,} differ"
     )
+    first = next((world for world in result.worlds if not world.kept), None)
+    reason = result.against_difference if first is None else first
+    why = "" if result.kept else f"<span>{html.escape(str(reason))}</span>"
     return f"""<div class="certificate {"kept" if result.kept else "broken"}"><strong>{words}</strong>
-<code>{html.escape(record.state_hash)}</code><span>{compared}</span></div>"""
+{found}<span>{compared}</span>{why}</div>"""
 
 
 def _lanes(result: Verification, lanes: int | None) -> str:

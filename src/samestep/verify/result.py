@@ -55,7 +55,7 @@ class Verification:
     suspect: Suspect | None = None
     """The first tensor that differs, where that was traced and found."""
     tensors: int = 0
-    """How many tensors the final state has."""
+    """How many tensors the final states have."""
     different_tensors: int = 0
     """How many of them differ in any run."""
 
@@ -118,9 +118,11 @@ def compare_runs(same: str, records: Mapping[str, Path], curve: Sequence[float],
     length = min(len(curve), first.record.steps)
     losses = first.record.losses[:length]
     against_difference = first_loss_difference(curve[:length], losses, rtol)
-    differ = {name for run in runs.values() for name in different_tensors(first.state, run.state)}
+    others = list(runs.values())[1:]
+    names = {name for run in runs.values() for name in run.state}
+    differ = {name for run in others for name in different_tensors(first.state, run.state)}
     return Verification(
-        same, worlds, rtol, tuple(curve), against_difference, tensors=len(first.state), different_tensors=len(differ)
+        same, worlds, rtol, tuple(curve), against_difference, tensors=len(names), different_tensors=len(differ)
     )
 
 

@@ -246,7 +246,7 @@ class Heartbeat:
             silence = f"the store of the ranks did not answer for {self._lost_after:g} s"
             self._die(PeerLost(f"{silence}: rank 0's machine, or the network to it, is gone"))
         # Unless its main thread ends by itself, and with a better reason.
-        waits = min(waited, now - self._store_lost) > _SECONDS_TO_END
+        waits = not self._store.is_silent and min(waited, now - self._store_lost) > _SECONDS_TO_END
         if waits or self._seconds_stuck() > max(30.0, self._timeout):
             self._die(
                 PeerLost(f"the store of the ranks has closed, as when rank 0 ends, and this rank {self._now().where()}")

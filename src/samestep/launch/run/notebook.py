@@ -77,10 +77,15 @@ def notebook_launcher(function: Callable[..., Any], nproc: int, *args: Any) -> A
                 ...
         samestep.notebook_launcher(train, 2, 3)
     """
-    return call_on_forks(function, nproc, args, _print)
+    folder = Path(mkdtemp(prefix="samestep-notebook-"))
+    value = call_on_forks(function, nproc, args, _print, folder)
+    rmtree(folder)  # kept where a rank has failed, since its output is there
+    return value
 
 
-def call_on_forks(function: Callable[..., Any], nproc: int, args: tuple[Any, ...], show: Callable[[str], None]) -> Any:
+def call_on_forks(
+    function: Callable[..., Any], nproc: int, args: tuple[Any, ...], show: Callable[[str], None], folder: Path
+) -> Any:
     """Call a function on several ranks, as `notebook_launcher` does.
 
     Args:
@@ -88,18 +93,17 @@ def call_on_forks(function: Callable[..., Any], nproc: int, args: tuple[Any, ...
         nproc: The number of ranks.
         args: The function's arguments.
         show: Called with what rank 0 has written, several times a second while they run.
+        folder: For the output of the other ranks, and the result; created if missing.
     """
     _check(function, nproc)
-    folder = Path(mkdtemp(prefix="samestep-notebook-"))
+    folder.mkdir(parents=True, exist_ok=True)
     with ExitStack() as stack:
         reaper = Reaper(_SECONDS_TO_END)
         stack.callback(reaper.close)
         ranks = _ForkedRanks(function, args, nproc, folder, reaper, show)
         stack.callback(ranks.close)
         ranks.run()
-        value = ranks.result()
-    rmtree(folder)  # kept where a rank has failed, since its output is there
-    return value
+        return ranks.result()
 
 
 def _print(text: str) -> None:

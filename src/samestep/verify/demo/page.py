@@ -16,12 +16,13 @@ def write_demo_page(demo: Demo, path: Path) -> None:
     """Write the page: both verdicts, all runs, and the loss curves side by side."""
     kept = "kept" if demo.is_same else "broken"
     body = f"""<h1>{_TITLE}</h1>
-<p>One training, a network with BatchNorm and dropout, on 1, 2 and 4 ranks, always with the same samples per step.
-By <b>samestep</b> also on 4 ranks of which one is killed in the middle, resumed on 2.</p>
-<p><b class="{kept}">samestep: {_states(demo, SAMESTEP)}.</b> {DDP}: {_states(demo, DDP)}.</p>
+<p>One training, a network with BatchNorm and dropout, on 1, 2 and 4 ranks. By <b>samestep</b> also on 4 ranks of which one
+is killed in the middle, resumed on 2. All runs of a panel read the same samples in every step.</p>
+<p><b class="{kept}">samestep: {_states(demo, SAMESTEP)}{"" if demo.is_same else ", and they should be the same"}.</b>
+{DDP}: {_states(demo, DDP)}.</p>
 {chart([_panel(demo, DDP), _panel(demo, SAMESTEP)], wide=True)}
-{html_table(("", "run", "last loss", "final state"), [_row(run, demo) for run in demo.runs])}
-<p>Plain DDP differs since each rank normalises over its own samples, draws its own dropout, and sums gradients in an
+{html_table(("", "run", "loss, last epoch", "final state"), [_row(run, demo) for run in demo.runs])}
+<p>The state of plain DDP is its weights; samestep's includes the optimizer. Plain DDP differs since each rank normalises over its own samples, draws its own dropout, and sums gradients in an
 order that depends on the number of ranks. samestep cuts every batch into the same lanes, whichever rank computes them.</p>
 <p>Now your own training: <code>samestep verify config.yaml</code>, or <code>samestep verify train.py</code>.</p>"""
     write_page(path, f"samestep demo: {_TITLE.lower()}", body, {"project": str(demo.config.parent)})
@@ -34,11 +35,11 @@ def _states(demo: Demo, by: str) -> str:
 
 def _row(run: DemoRun, demo: Demo) -> list[str | Cell]:
     first = demo.of(run.by)[0]
-    same = run.state == first.state
+    same = run.is_same(first)
     name = marked(run.by, "short")
     mark = "kept" if same else "broken"
     state = Cell(code(run.state[:16]).html + ("" if run is first else f" {'identical' if same else 'different'}"), mark)
-    return [name, run.name, f"{run.losses[-1]:.9f}", state]
+    return [name, run.name, f"{run.loss:.9f}", state]
 
 
 def _panel(demo: Demo, by: str) -> Panel:

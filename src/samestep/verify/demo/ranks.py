@@ -21,7 +21,7 @@ from samestep.data.batch import LaneBatch
 from samestep.distributed.context import RunContext, create_run_context
 from samestep.distributed.hardware import detect_hardware
 from samestep.distributed.logging import LOGGER
-from samestep.reduce.ddp import wrap
+from samestep.reduce.ddp import wrap_plain
 from samestep.run.run import Run
 from samestep.step.step import Step
 from samestep.tracking.listeners import RunListener
@@ -65,10 +65,10 @@ def train_with_samestep(config: Path, overrides: Sequence[str], record: Path, ki
         Training(run, load_task(loaded)).train()
 
 
-def train_with_ddp(config: Path) -> tuple[list[float], str]:
+def train_with_ddp(config: Path, overrides: Sequence[str]) -> tuple[list[float], str]:
     """Train as people write it with DistributedDataParallel; returns the losses and the hash of the weights."""
     LOGGER.setLevel(logging.ERROR)
-    loaded = load_config(config)
+    loaded = load_config(config, overrides)
     with create_run_context(loaded, detect_hardware()) as context:
         losses, state = _ddp_loop(load_task(loaded), loaded, context)
         by_rank = context.gather(losses)
@@ -80,7 +80,7 @@ def _ddp_loop(task: Task, config: Config, context: RunContext) -> tuple[list[flo
     assert config.clip is not None
     torch.manual_seed(config.seed)
     model = task.model()
-    parallel = wrap(model, config.distributed, context.device) if context.world > 1 else model
+    parallel = wrap_plain(model) if context.world > 1 else model
     optimizer = cast(torch.optim.Optimizer, task.optimizers(model))
     data: Any = task.train_data()
     sampler: DistributedSampler[Any] = DistributedSampler(data, context.world, context.rank, seed=config.seed)

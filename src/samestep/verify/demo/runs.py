@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import torch._dynamo  # noqa: F401  (which the first optimizer of each rank would import)
@@ -23,6 +24,8 @@ from samestep.words import counted
 
 WORLDS = (1, 2, 4)
 SAMESTEP, DDP = "samestep", "plain DDP"
+_ON_CPUS = ("distributed.device=cpu", "distributed.backend=gloo")
+"""More ranks than GPUs would be an error, and a GPU no faster with so small a model."""
 Phase = tuple[int, int | None]
 """A number of ranks, and the step at which one of them is killed."""
 
@@ -40,12 +43,25 @@ class DemoRun:
     losses: list[float] = field(default_factory=list)
     """All of them once it is over; until then those that were shown."""
     state: str = ""
-    """The hash of its final state."""
+    """The hash of its final state; of plain DDP's weights only."""
+    resumed_at: int = 0
+    """The first step of its last phase."""
     seconds: float = 0.0
 
     @property
     def is_over(self) -> bool:
         return bool(self.state)
+
+    @property
+    def loss(self) -> float | None:
+        """Return the mean loss of the last third, an epoch of the starter project; until it is over, the last loss."""
+        if not self.losses:
+            return None
+        return fmean(self.losses[-self.total // 3 :]) if self.is_over else self.losses[-1]
+
+    def is_same(self, other: DemoRun) -> bool:
+        """Return whether both have the same losses and final state, to the bit."""
+        return (self.state, self.losses) == (other.state, other.losses)
 
 
 @dataclass(frozen=True)
@@ -62,7 +78,7 @@ class Demo:
     def is_same(self) -> bool:
         """Return whether all of samestep's runs have the same losses and final state, to the bit."""
         first, *others = self.of(SAMESTEP)
-        return all((run.state, run.losses) == (first.state, first.losses) for run in others)
+        return all(run.is_same(first) for run in others)
 
     def different(self, by: str) -> int:
         """Return how many different final states there are."""
@@ -89,30 +105,38 @@ def run_demo(demo: Demo, show: Callable[[], None]) -> None:
         demo: The trainings; what becomes of them is kept there.
         show: Called several times a second, and after each.
     """
+    folder = demo.config.parent / "runs"
     for number, run in enumerate(demo.runs):
         follow, began = _Following(run, show), time.monotonic()
         if run.by == DDP:
             (world, _) = run.phases[0]
-            run.losses, run.state = call_on_forks(train_with_ddp, world, (demo.config,), follow)
+            arguments = (demo.config, _ON_CPUS)
+            run.losses, run.state = call_on_forks(train_with_ddp, world, arguments, follow, folder / f"{number}.out")
         else:
-            _run_phases(demo.config, run, demo.config.parent / "runs" / f"{number}", follow)
+            _run_phases(demo.config, run, folder / f"{number}", follow)
         run.step, run.seconds = run.total, time.monotonic() - began
         show()
 
 
 def _run_phases(config: Path, run: DemoRun, folder: Path, follow: Callable[[str], None]) -> None:
-    overrides = [f"run_dir={json.dumps(str(folder))}", "log_every=1"]
-    for world, killed_at in run.phases:
+    overrides = [f"run_dir={json.dumps(str(folder))}", "log_every=1", *_ON_CPUS]
+    killed = 0
+    for phase, (world, killed_at) in enumerate(run.phases):
         arguments = (config, overrides, folder / "record", killed_at)
         try:
-            call_on_forks(train_with_samestep, world, arguments, follow)
+            call_on_forks(train_with_samestep, world, arguments, follow, folder.with_name(f"{folder.name}-{phase}.out"))
         except RankFailed:
             if killed_at is None:
                 raise
+            killed = killed_at
     record = RunRecord.read(folder / "record")
-    if record.steps != run.total:
-        raise CheckpointError(f"the run in {folder} has {record.steps} steps in place of {run.total}")
-    run.losses, run.state = record.losses, record.state_hash
+    run.losses, run.state, run.resumed_at = record.losses, record.state_hash, record.start
+    # Else another error has ended it before, or nothing did, and what it shows would be made up.
+    if record.steps != run.total or (len(run.phases) > 1 and not 0 < killed <= run.resumed_at <= killed + 1):
+        raise CheckpointError(
+            f"the run in {folder} has {record.steps} steps of {run.total}, resumed at {run.resumed_at} after a kill at "
+            f"{killed}: see the output of its ranks beside it"
+        )
 
 
 class _Following:
