@@ -21,7 +21,7 @@ from samestep.reduce import stats, tree_sum
 from samestep.reduce.bucket_stats import DeviceBucketStats
 from samestep.reduce.stats import LocalStats
 from samestep.reduce.tree_sum import TreeSum
-from samestep.step import engine, graph_inputs, graphs, recorded_step
+from samestep.step import build_engine, graph_inputs, graphs, recorded_step
 
 
 class Graph:
@@ -135,7 +135,7 @@ def emulated_graphs(why_no_update: str | None = None) -> Iterator[None]:
         (graphs, "fresh_stream", _Stream),
         (graphs, "why_no_update", lambda optimizers: why_no_update),
         (graphs, "why_no_graph", lambda *args: None),
-        (engine, "why_no_graph", lambda *args: None),
+        (build_engine, "why_no_graph", lambda *args: None),
         (graph_inputs, "_STAGED", -1),
         (tree_sum, "create_bucket_stats", DeviceBucketStats),
         # On a CPU numbers are read at once.
