@@ -24,6 +24,8 @@ is killed in the middle, resumed on 2. All runs of a panel read the same samples
 {html_table(("", "run", "loss, last epoch", "final state"), [_row(run, demo) for run in demo.runs])}
 <p>The state of plain DDP is its weights; samestep's includes the optimizer. Plain DDP differs since each rank normalises over its own samples, draws its own dropout, and sums gradients in an
 order that depends on the number of ranks. samestep cuts every batch into the same lanes, whichever rank computes them.</p>
+<p>Here each of four lanes has 16 samples, as a rank of plain DDP on 4 ranks has: BatchNorm over a few samples is noisier.
+<code>batchnorm: global</code> normalises over all 64, at any world size.</p>
 <p>Now your own training: <code>samestep verify config.yaml</code>, or <code>samestep verify train.py</code>.</p>"""
     write_page(path, f"samestep demo: {_TITLE.lower()}", body, {"project": str(demo.config.parent)})
 

@@ -119,7 +119,8 @@ def run_demo(demo: Demo, show: Callable[[], None]) -> None:
 
 
 def _run_phases(config: Path, run: DemoRun, folder: Path, follow: Callable[[str], None]) -> None:
-    overrides = [f"run_dir={json.dumps(str(folder))}", "log_every=1", *_ON_CPUS]
+    # As many lanes as ranks at most: BatchNorm normalises over a lane, and then over as much as on a rank of plain DDP.
+    overrides = [f"run_dir={json.dumps(str(folder))}", "log_every=1", f"lanes={max(WORLDS)}", *_ON_CPUS]
     killed = 0
     for phase, (world, killed_at) in enumerate(run.phases):
         arguments = (config, overrides, folder / "record", killed_at)
