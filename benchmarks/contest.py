@@ -74,7 +74,7 @@ class Workload:
     data: Callable[[int], HostData]
     """Takes the number of samples."""
     together: int = 100
-    """How many variants of samestep fit into one GPU's memory, besides those by hand."""
+    """The most variants of samestep that fit into one GPU's memory, besides the hand-written ones."""
     comparable: bool = True
     """Whether lanes have the losses of the whole batch: BatchNorm normalizes each by itself."""
 
@@ -142,7 +142,7 @@ WORKLOADS: dict[str, Callable[[bool], Workload]] = {
 
 @dataclass(frozen=True)
 class Contest:
-    """What all variants share."""
+    """The settings that all variants share."""
 
     workload: Workload
     device: torch.device

@@ -78,7 +78,7 @@ class Images(HostData):
 
 @dataclass(frozen=True)
 class Place:
-    """Where, and on how many samples, variants run."""
+    """The place, and the number of samples, that variants run with."""
 
     world: int
     device: torch.device
@@ -105,7 +105,7 @@ class Place:
 
 
 class Scene:
-    """What all variants of a place share."""
+    """The settings that all variants of a place share."""
 
     def __init__(self, place: Place, stack: ExitStack) -> None:
         torch.manual_seed(SEED)

@@ -102,7 +102,7 @@ class Result(Compared):
 
 @dataclass(frozen=True)
 class Learned:
-    """What a variant has after its first round."""
+    """The state of a variant after its first round."""
 
     loss: float
     weights: str

@@ -60,7 +60,7 @@ EAGER, GRAPH, DEFAULT = "samestep", "samestep-graph", "samestep-default"
 
 @dataclass(frozen=True)
 class Entry:
-    """How a variant is opened, and what it requires."""
+    """A way to open a variant, and its requirements."""
 
     open: Callable[[LoopContext], Advance]
     packages: tuple[str, ...] = ()

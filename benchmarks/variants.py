@@ -37,7 +37,7 @@ Steps = Generator[None, None, None]
 
 @dataclass(frozen=True)
 class LoopContext:
-    """What one variant gets: the contest, its own model, a directory, and a stack to close."""
+    """The surroundings of one variant: the contest, its own model, a directory, and a stack to close."""
 
     contest: Contest
     model: nn.Module

@@ -1,4 +1,4 @@
-"""What the guide's English is checked for: short sentences and lines, and the words of the field."""
+"""Checks of the guide's English: short sentences and lines, and the words of the field."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ class Part:
     least_world: int = 1
     """The fewest ranks that it can measure."""
     directory: bool = False
-    """Whether it is told which disk to measure."""
+    """True if it takes the disk to measure."""
 
 
 PARTS = (

@@ -63,7 +63,7 @@ def _showing(as_json: bool) -> Iterator[Callable[[Demo], Callable[[], None]]]:
     if not sys.stderr.isatty():
         yield lambda demo: _Lines(demo, as_json)
         return
-    # It has no thread of its own, which forks of this process would not have: it moves when it is told to.
+    # Without a thread, which forks of this process would not have: it is refreshed by `update`.
     with Live(console=console, auto_refresh=False) as live:
         yield lambda demo: lambda: live.update(_table(demo), refresh=True)
 

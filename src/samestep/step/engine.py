@@ -61,24 +61,24 @@ class StepEngine:
     step_log: StepLog
     optimizers: Sequence[Optimizer]
     params: Sequence[Parameter]
-    """What the optimizers train and this rank holds."""
+    """The parameters that the optimizers train and this rank holds."""
     all_params: Sequence[Parameter]
-    """What the optimizers train on all ranks."""
+    """The parameters that the optimizers train, on all ranks."""
     frozen: Sequence[tuple[str, Parameter]]
-    """What they hold and do not train, by name."""
+    """The tensors that they hold and do not train, by name."""
     copies: DeviceCopies
     flags: Callable[[], RankFlags]
-    """What this rank sends to all others with the step."""
+    """The message from this rank to all others with the step."""
     on_batch: Callable[[int, LaneBatch], None]
     """Called with the step and every batch, when it is read."""
     draws_between: bool
-    """Whether random numbers drawn between lanes and steps are the same on all ranks."""
+    """True if random numbers drawn between lanes and steps are the same on all ranks."""
     global_steps: GlobalRunner
     """Runs steps whose loss is over the whole global batch."""
     watch: LaneWatch | None = None
     """Looks into the steps, if something does."""
     batchnorm: GlobalBatchNorm | None = None
-    """Where BatchNorm layers meet, if they normalise over the global batch."""
+    """The meeting point of BatchNorm layers, if they normalise over the global batch."""
 
     def begin_lanes(self, adds: bool = False) -> None:
         """Before the first lane of a step, on the device: remember what lanes begin with.

@@ -55,9 +55,9 @@ class Verification:
     suspect: Suspect | None = None
     """The first tensor that differs, where that was traced and found."""
     tensors: int = 0
-    """How many tensors the final states have."""
+    """The number of tensors in the final states."""
     different_tensors: int = 0
-    """How many of them differ in any run."""
+    """The number of those that differ in any run."""
 
     @property
     def kept(self) -> bool:

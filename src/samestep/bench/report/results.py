@@ -96,7 +96,7 @@ class Machine:
     """Everything that was measured on one machine, or on one cluster."""
 
     label: str
-    """By which it is told from the others; empty if there is one only."""
+    """Its distinguishing label; empty if there is one only."""
     results: Sequence[Result]
 
     @property

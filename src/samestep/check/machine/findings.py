@@ -80,7 +80,7 @@ class CheckReport:
     rank: int | None = None
     """Only for a rank that stayed alone: its number. The findings are then its own."""
     alone: bool = False
-    """Whether the ranks could not reach each other, so that each has its own result."""
+    """True if the ranks could not reach each other, so that each has its own result."""
 
     @property
     def worst(self) -> Severity:

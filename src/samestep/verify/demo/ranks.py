@@ -1,4 +1,4 @@
-"""What each rank of the demo runs: the starter project by samestep, and the same training by plain DDP."""
+"""The trainings of each rank of the demo: the starter project by samestep, and the same one by plain DDP."""
 
 from __future__ import annotations
 
