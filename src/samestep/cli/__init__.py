@@ -18,13 +18,14 @@ from samestep.cli import (
     sweep,
     train,
     tune,
+    ui,
     verify,
 )
 from samestep.cli.app import app
 
 __all__ = [
     "app", "average", "bench", "check", "cv", "demo", "export", "init", "launch", "main", "plot", "predict", "resume", "runs",
-    "show", "stop", "sweep", "train", "tune", "verify",
+    "show", "stop", "sweep", "train", "tune", "ui", "verify",
 ]  # fmt: skip
 
 

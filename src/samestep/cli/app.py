@@ -36,7 +36,7 @@ TRAINING, STARTING, MODELS, RUNS = ("Train", "Start and check", "Tune and use a 
 
 _ORDER = (
     "train", "launch", "resume", "stop", "cv", "sweep", "verify", "demo", "init", "check", "bench", "tune", "predict",
-    "export", "average", "show", "runs", "plot", "probe", "latency", "warm",
+    "export", "average", "show", "runs", "plot", "ui", "probe", "latency", "warm",
 )  # fmt: skip
 
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -50,6 +51,21 @@ Metrics = Annotated[
 ]
 PictureFile = Annotated[Path | None, typer.Option(callback=usable, help="Write a picture: .png, .svg or .pdf.")]
 Page = Annotated[Path | None, typer.Option(callback=usable, help="Write an HTML page.")]
+
+
+class Axis(str, Enum):
+    """The horizontal axis of curves: those of `AxisName`."""
+
+    step = "step"
+    epoch = "epoch"
+    seconds = "seconds"
+    samples = "samples"
+
+
+HorizontalAxis = Annotated[Axis, typer.Option("--x", help="The horizontal axis; a page lets its reader change it.")]
+Smooth = Annotated[
+    float, typer.Option(min=0, max=0.999, help="Draw running means: the weight of the past, such as 0.9.")
+]
 Embeddings = Annotated[bool, typer.Option("--embeddings", help="A run's embeddings on a page: PCA, t-SNE and UMAP.")]
 Data = Annotated[str, _embedding_option("valid, train, or a name that the task's predict_data knows.")]
 Reference = Annotated[str, _embedding_option("Where neighbours are sought: train, valid, a name, or none.")]
@@ -60,6 +76,7 @@ Which = Annotated[str, _embedding_option("best, last, or the number of a step.")
 Weights = Annotated[str, _embedding_option("raw, ema, swa or average.")]
 
 _OF_EMBEDDINGS = ("--data", "--reference", "--view", "--maps", "--points", "--which", "--weights")
+_OF_RUNS = ("--metric", "--x", "--smooth", "--json")
 
 
 @app.command(rich_help_panel=RUNS)
@@ -69,6 +86,8 @@ def plot(
     metric: Metrics = None,
     picture: PictureFile = None,
     report: Page = None,
+    x: HorizontalAxis = Axis.step,
+    smooth: Smooth = 0.0,
     embeddings: Embeddings = False,
     data: Data = "valid",
     reference: Reference = "train",
@@ -89,7 +108,8 @@ def plot(
 ) -> None:
     """Draw the curves of runs, a sweep's trials, or a run's embeddings; also while they run.
 
-    Of runs it prints a table, and with --picture and --report draws them. Of a sweep, and of embeddings, it writes a
+    Of runs it prints a table, and with --picture and --report draws them; the page also has where their configs
+    differ. Of a sweep, and of embeddings, it writes a
     page into their directory unless told otherwise. An error among embeddings is a sample whose nearest reference
     is of another class.
 
@@ -114,36 +134,35 @@ def plot(
             raise PlanError(f"{sweeps[0]} is a sweep, which is drawn alone")
         folder = sweeps[0] if sweeps else None
         if folder is None:
-            _plot_runs(paths, metric or [], picture, report, force, as_json)
-        elif metric or as_json:
-            raise PlanError("--metric and --json are for runs; samestep show SWEEP --json has the trials")
+            _plot_runs(paths, context.params)
+        elif unused := [name for name in typed_options(context) if name in _OF_RUNS]:
+            raise PlanError(f"{', '.join(unused)}: this is for runs; samestep show SWEEP --json has the trials")
         else:
             _plot_sweep(folder, picture, report, force, trust)
 
 
-def _plot_runs(
-    runs: Sequence[Path], metric: Sequence[str], picture: Path | None, report: Path | None, force: bool, as_json: bool
-) -> None:
+def _plot_runs(runs: Sequence[Path], given: Mapping[str, Any]) -> None:
     from samestep.report.curves.choice import choose
     from samestep.report.curves.history import read_histories
     from samestep.report.curves.summary import as_json as document
     from samestep.report.curves.summary import table
 
-    _refuse_files(picture, report, force)
+    picture, report = given["picture"], given["report"]
+    _refuse_files(picture, report, given["force"])
     histories = read_histories(runs)
-    metrics = choose(histories, metric)
+    metrics = choose(histories, given["metric"] or [])
     for history in histories:
         if history.unread:
             typer.echo(f"{history.run}: {history.unread} line(s) hold no row of numbers", err=True)
         if not history.metrics:
             typer.echo(f"{history.run}: no numbers yet", err=True)
-    if as_json:
+    if given["as_json"]:
         typer.echo(json.dumps(document(histories, metrics), allow_nan=False))
     else:
         header, rows = table(histories, metrics)
         print_rows(header, [tuple(row) for row in rows])
     if picture is not None or report is not None:
-        _draw(histories, metrics, picture, report, force)
+        _draw(histories, metrics, given)
 
 
 def _refuse_files(picture: Path | None, report: Path | None, force: bool) -> None:
@@ -157,15 +176,14 @@ def _refuse_files(picture: Path | None, report: Path | None, force: bool) -> Non
         refuse_other_file(report, "--force replaces it, or name another file")
 
 
-def _draw(
-    histories: Sequence[History], metrics: Sequence[str], picture: Path | None, report: Path | None, force: bool
-) -> None:
+def _draw(histories: Sequence[History], metrics: Sequence[str], given: Mapping[str, Any]) -> None:
     from samestep.report.curves.choice import MOST_PANELS
     from samestep.report.curves.page import write_html
     from samestep.report.curves.panels import panels_of
     from samestep.report.picture import write_panels
 
-    panels = panels_of(histories, metrics)
+    picture, report, force = given["picture"], given["report"], given["force"]
+    panels = panels_of(histories, metrics, given["x"].value, given["smooth"])
     if len(panels) > MOST_PANELS:
         left = len(panels) - MOST_PANELS
         typer.echo(f"{left} metrics are not drawn: choose others with --metric", err=True)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -13,9 +12,6 @@ import typer
 from samestep.cli.app import RUNS, AsJson, app, finite, guarded, print_rows, usable
 from samestep.cli.show import status_of, text_of
 from samestep.errors import CheckpointError, RunDirError
-
-_DEPTH = 3
-"""Folders below `runs` in which runs are looked for."""
 
 
 @app.command(rich_help_panel=RUNS)
@@ -29,11 +25,12 @@ def runs(
     """
     with guarded():
         from samestep.checkpoint.run_result import RESULT, read_result
+        from samestep.cli.ui.folders import find_folders
 
         if not folder.is_dir():
             raise RunDirError(f"there is no folder {folder}: name the one that your runs are in")
         found: list[dict[str, Any]] = []
-        for run in sorted(_run_folders(folder, RESULT), key=lambda run: (run / RESULT).stat().st_mtime):
+        for run in sorted(find_folders(folder, _warn).runs, key=lambda run: (run / RESULT).stat().st_mtime):
             try:
                 result = read_result(run)
             except CheckpointError as error:
@@ -52,18 +49,8 @@ def runs(
             print_rows(header, [_run_row(one) for one in found])
 
 
-def _run_folders(folder: Path, marker: str, depth: int = _DEPTH) -> Iterator[Path]:
-    """Yield the directories of runs, at most `depth` levels below a folder."""
-    if (folder / marker).is_file():
-        yield folder
-    elif depth:
-        try:
-            inside = [path for path in folder.iterdir() if path.is_dir() and not path.is_symlink()]
-        except OSError as error:
-            typer.echo(f"samestep: {folder} cannot be read: {error.strerror or error}", err=True)
-            return
-        for inner in inside:
-            yield from _run_folders(inner, marker, depth - 1)
+def _warn(line: str) -> None:
+    typer.echo(f"samestep: {line}", err=True)
 
 
 def _run_row(one: dict[str, Any]) -> tuple[Any, ...]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 import time
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -113,7 +114,7 @@ def _show_run(run: Path, verify: bool, as_json: bool) -> int:
     # A job that waits in the queue has no result yet.
     known = {} if result is None else {**result.as_json(), "status": status_of(run, result)}
     checkpoints, times = list_checkpoints(run / "checkpoints", checksums=verify), read_times(run)
-    marks = _marks(checkpoints)
+    marks = checkpoint_marks(checkpoints)
     if as_json:
         document = {
             "run": str(run),
@@ -160,7 +161,7 @@ def _jobs(run: Path) -> tuple[list[JobState], str]:
     return found, unknown
 
 
-def _marks(found: list[FoundCheckpoint]) -> dict[int, str]:
+def checkpoint_marks(found: Sequence[FoundCheckpoint]) -> dict[int, str]:
     """Return which steps are the last, and the best, of those that can be used."""
     usable = [item for item in found if item.manifest is not None]
     if not usable:
@@ -176,12 +177,13 @@ def _marks(found: list[FoundCheckpoint]) -> dict[int, str]:
 def _print_checkpoints(found: list[FoundCheckpoint], marks: dict[int, str], verified: bool) -> None:
     if found:
         header = ("checkpoint", "epoch", "written", "ranks", "MB", "metrics", "mark", "state")
-        rows = [_checkpoint_row(item, marks, verified) for item in found]
+        rows = [checkpoint_row(item, marks, verified) for item in found]
         best = [at for at, item in enumerate(found) if "best" in marks.get(item.step, "")]
         print_rows(header, rows, best=best)
 
 
-def _checkpoint_row(item: FoundCheckpoint, marks: dict[int, str], verified: bool) -> tuple[Any, ...]:
+def checkpoint_row(item: FoundCheckpoint, marks: dict[int, str], verified: bool) -> tuple[Any, ...]:
+    """Return a checkpoint in a row of a table; the last value is its state."""
     size = f"{item.size / 1e6:.3g}"
     if item.manifest is None:
         return (item.step, "", "", "", size, "", "", f"NOT valid: {item.wrong}")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -101,6 +102,7 @@ def verify(
         if result.runs_differ and result.suspect is None:
             again = command_with(context, "--explain")
             typer.echo(_NOT_FOUND if explain else f"{_OFFER}: {again}", err=True)
+        _keep_result(result, loaded)
         _write_report(result, loaded, report, draws_lanes=not shards)
     if not result.kept:
         raise typer.Exit(PROMISE_NOT_KEPT)
@@ -111,6 +113,18 @@ def _print(result: Verification, as_json: bool) -> None:
         typer.echo(json.dumps(result.as_json()))
     else:
         _print_verification(result)
+
+
+def _keep_result(result: Verification, config: Config) -> None:
+    """Write what `samestep ui` lists among its proofs."""
+    from samestep.checkpoint.files import write_whole
+    from samestep.cli.ui.folders import VERIFICATION
+
+    document = {"name": config.name, "time": time.time(), **result.as_json()}
+    try:
+        write_whole(config.run_path / VERIFICATION, json.dumps(document))
+    except OSError as error:
+        typer.echo(f"samestep: the result was not written: {error}", err=True)
 
 
 def _write_report(result: Verification, config: Config, report: Path | None, draws_lanes: bool) -> None:

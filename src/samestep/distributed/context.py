@@ -21,6 +21,7 @@ from samestep.config.schema import Same
 from samestep.distributed.collectives import Collectives, SoloCollectives, TorchCollectives, group_is_open
 from samestep.distributed.health.activity import Activity
 from samestep.distributed.health.failure_report import report_end
+from samestep.distributed.health.hang_report import Beat
 from samestep.distributed.health.heartbeat import Heartbeat
 from samestep.distributed.health.peer_errors import broken_collective
 from samestep.distributed.logging import RankLog
@@ -161,6 +162,10 @@ class RunContext(ABC):
         """Return whether another rank has ended, or is not heard from any more. From any thread."""
         return rank != self.rank  # a process alone has no others
 
+    def beats(self) -> list[Beat]:
+        """Return every rank's last sign of life, as far as there is one. From any thread."""
+        return [Beat.of(self.activity, self.rank, self.hosts[self.rank])]
+
     def failed(self, error: BaseException) -> BaseException:
         """Notify the other ranks that this one fails; returns what the error really means."""
         return error
@@ -239,6 +244,9 @@ class DDPContext(RunContext):
 
     def is_gone(self, rank: int) -> bool:
         return self._heartbeat.is_gone(rank)
+
+    def beats(self) -> list[Beat]:
+        return [beat for beat, _ in self._heartbeat.beats()]
 
     def failed(self, error: BaseException) -> BaseException:
         """Notify the other ranks of a failure here; or find out why they broke a collective."""

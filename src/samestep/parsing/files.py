@@ -52,6 +52,36 @@ def read_lines(path: Path) -> Iterator[str]:
             yield line
 
 
+class NewLines:
+    """The lines of a UTF-8 file after a place that was read before.
+
+    Iterating yields them; raises a `TextError` if the file cannot be read. A line without an end is yielded, too, and
+    again when more of it is there.
+
+    Args:
+        path: The file.
+        end: Where the last reading ended.
+        file: Which file that was; None if there was none.
+    """
+
+    def __init__(self, path: Path, end: int, file: int | None) -> None:
+        self._path = path
+        with _reading():
+            found = path.stat()
+        self.file = found.st_ino
+        self.is_other_file = self.file != file or found.st_size < end
+        """Whether it must be read from the beginning."""
+        self.end = 0 if self.is_other_file else end
+
+    def __iter__(self) -> Iterator[str]:
+        with _reading(), open_regular(self._path) as file:
+            file.seek(self.end)
+            while line := file.readline(LONGEST_LINE):
+                if line.endswith(b"\n"):
+                    self.end = file.tell()
+                yield line.decode("utf-8", "replace")
+
+
 def is_file(path: Path) -> bool:
     """Return whether there is such a file; no, if there cannot be one of such a name."""
     return os.path.isfile(path)  # noqa: PTH113 - the method raises for a name that is too long

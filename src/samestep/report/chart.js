@@ -5,6 +5,8 @@
   const SVG = "http://www.w3.org/2000/svg";
   const MARGIN = { top: 8, right: 14, bottom: 40, left: 66 };
   const DASHES = { dash: "6 4", dot: "2 3" };
+  const FAINT = 0.25; // opacity of a line under its running mean
+  const FEWEST_SMOOTHED = 20; // points of a line that has a running mean
   const REACH = 60; // pixels from the pointer to the furthest point whose value is shown
 
   function element(parent, name, attributes = {}, text = "") {
@@ -184,6 +186,16 @@
     }
   }
 
+  // The running mean of a line, in which its first values weigh as much as the later ones.
+  function smoothed(line, weight) {
+    let [mean, total] = [0, 0];
+    return { ...line, low: null, high: null, flags: [], y: line.y.map((value) => {
+      if (!isNumber(value)) return value;
+      [mean, total] = [weight * mean + (1 - weight) * value, weight * total + 1 - weight];
+      return mean / total;
+    }) };
+  }
+
   function nearest(line, value, x) {
     let best = -1;
     let gap = Math.max(REACH, line.bar ? (x.at(line.bar) - x.at(0)) / 2 : 0);
@@ -274,7 +286,11 @@
     for (const [key, value] of Object.entries(frame)) clip.setAttribute(key, value);
     drawAxes(svg, panel, x, y, size);
     const inside = element(svg, "g", { "clip-path": `url(#${state.name(panel)})` });
-    for (const [line, places] of shown) drawLine(inside, line, places, x, y, size.bottom);
+    for (const [line, places] of shown) {
+      const smooths = state.smooth && line.x.length >= FEWEST_SMOOTHED;
+      drawLine(inside, smooths ? { ...line, opacity: FAINT } : line, places, x, y, size.bottom);
+      if (smooths) drawLine(inside, smoothed(line, state.smooth), places, x, y, size.bottom);
+    }
     for (const note of panel.notes || []) {
       element(svg, "text", { x: x.at(note.x) + 5, y: y.at(note.y) + 4, class: "note" }, note.text);
     }
@@ -314,7 +330,7 @@
       if (line.group && !groups.has(line.group)) groups.set(line.group, line);
     }
     for (const [group, line] of groups) {
-      const button = element(legend, "button", { type: "button", "aria-pressed": "true", title: "show or hide" });
+      const button = element(legend, "button", { type: "button", "aria-pressed": String(!state.hidden.has(group)), title: "show or hide" });
       element(button, "i", { style: `background:${line.color}` });
       element(button, "span", {}, group);
       button.addEventListener("click", () => {
@@ -324,6 +340,43 @@
       });
     }
     element(legend, "small", {}, "Drag to zoom, double-click to leave it.");
+    return legend;
+  }
+
+  // The axis of all panels; what of each line is marked goes to the nearest of its points.
+  function chooseAxis(panels, name) {
+    for (const panel of panels) {
+      for (const line of panel.lines) {
+        const [before, now] = [line.x, line.axes[name]];
+        line.flags = line.flags.map((flag) => {
+          const away = before.map((at) => Math.abs(at - flag.x));
+          return { ...flag, x: now[away.indexOf(Math.min(...away))] };
+        });
+        line.x = now;
+      }
+      panel.x = name;
+    }
+  }
+
+  function drawChoices(legend, panels, state, redraw) {
+    const lines = panels.flatMap((panel) => panel.lines);
+    const names = lines.length ? Object.keys(lines[0].axes).filter((name) => lines.every((line) => name in line.axes)) : [];
+    if (names.length > 1) {
+      const select = element(element(legend, "label", {}, "by "), "select", { "aria-label": "horizontal axis" });
+      for (const name of names) element(select, "option", { value: name }, name);
+      select.value = panels[0].x;
+      select.addEventListener("change", () => {
+        chooseAxis(panels, select.value);
+        state.axis = select.value;
+        state.zooms.clear();
+        redraw();
+      });
+    }
+    if (isNumber(panels[0] && panels[0].smooth)) {
+      const slider = element(element(legend, "label", {}, "smooth "), "input", { type: "range", min: 0, max: 0.99, step: 0.01, "aria-label": "smoothing" });
+      slider.value = state.smooth;
+      slider.addEventListener("input", () => { state.smooth = Number(slider.value); redraw(); });
+    }
   }
 
   function heading(parent, panel, redraw) {
@@ -339,22 +392,38 @@
   }
 
   function drawFigure(figure, number) {
-    const panels = JSON.parse(figure.querySelector("script").textContent);
+    let panels = JSON.parse(figure.querySelector("script").textContent);
     const state = {
-      hidden: new Set(), zooms: new Map(), name: (panel) => `clip-${number}-${panels.indexOf(panel)}`,
+      hidden: new Set(), zooms: new Map(), smooth: panels[0] && panels[0].smooth, axis: null, name: (panel) => `clip-${number}-${panels.indexOf(panel)}`,
       // Of all panels: what is above each other is the same step.
       ends: (asked) => (asked.alone ? [asked] : panels.filter((panel) => !panel.alone)).flatMap((panel) => panel.lines).filter((line) => !state.hidden.has(line.group)).flatMap((line) => line.x),
     };
+    let places = [];
+    let drawn = [];
     const redraw = () => places.forEach((place, at) => drawPanel(place, panels[at], state, redraw));
-    drawLegend(figure, panels, state, redraw);
-    const grid = element(figure, "div", { class: "panels" });
-    const places = panels.map((panel) => {
-      const around = element(grid, "div", { class: panel.full ? "panel full" : "panel" });
-      heading(around, panel, redraw);
-      return element(around, "div", { class: "plot" });
-    });
-    redraw();
+    const draw = () => {
+      drawn.forEach((old) => old.remove());
+      const legend = drawLegend(figure, panels, state, redraw);
+      drawChoices(legend, panels, state, redraw);
+      const grid = element(figure, "div", { class: "panels" });
+      drawn = [legend, grid];
+      places = panels.map((panel) => {
+        const around = element(grid, "div", { class: panel.full ? "panel full" : "panel" });
+        heading(around, panel, redraw);
+        return element(around, "div", { class: "plot" });
+      });
+      redraw();
+    };
+    draw();
     window.addEventListener("resize", redraw);
+    // Newer panels of the same figure: what a reader has chosen stays.
+    figure.replacePanels = (newer) => {
+      const logs = new Map(panels.map((panel) => [panel.title, panel.ylog]));
+      panels = newer;
+      panels.forEach((panel) => { panel.ylog = logs.get(panel.title) ?? panel.ylog; });
+      if (state.axis !== null && panels.every((panel) => panel.lines.every((line) => state.axis in line.axes))) chooseAxis(panels, state.axis);
+      draw();
+    };
   }
 
   // A page with several figures has this script several times.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from importlib.resources import files
 from typing import Any, Literal
 
@@ -47,6 +47,8 @@ class Line:
     """Where each bar begins; at 0 if not given."""
     flags: Sequence[Mapping[str, Any]] = ()
     """`x` and `text` of what is marked below the line."""
+    axes: Mapping[str, Sequence[float]] = field(default_factory=dict)
+    """`x` on every axis that a reader may choose, by name; with none there is no choice."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,6 +79,8 @@ class Panel:
     """Whether its horizontal axis is its own; else all panels show the same range of it."""
     full: bool = False
     """Whether it has the whole width where others are side by side."""
+    smooth: float | None = None
+    """The weight of the past in a running mean that is drawn over each line; a reader may change it unless it is None."""
     nearest: bool = False
     """Whether the one nearest point is shown under the pointer, and not one of each line."""
 

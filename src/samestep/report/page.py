@@ -20,6 +20,9 @@ _GENERATOR = '<meta name="generator" content="samestep">'
 _POLICY = "default-src 'none'; img-src data:; style-src 'unsafe-inline'; script-src 'unsafe-inline'"
 """What a browser lets a page do: nothing that needs a network, whatever is on it."""
 
+_LIVE = f"{_POLICY}; connect-src 'self'; form-action 'self'"
+"""What a page of `samestep ui` may do: also read from the server that it came from."""
+
 _STYLE = files("samestep.report").joinpath("page.css").read_text(encoding="utf-8")
 
 
@@ -38,9 +41,14 @@ def write_page(path: Path, title: str, body: str, facts: Mapping[str, str] | Non
     """
     if not force:
         refuse_other_file(path)
+    write_document(path, page(title, body, facts))
+
+
+def write_document(path: Path, text: str) -> None:
+    """Write a page as `page` returns it; an `OutputError` if it cannot be written."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(page(title, body, facts), encoding="utf-8")
+        path.write_text(text, encoding="utf-8")
     except OSError as error:
         raise OutputError(f"{path} cannot be written: {error.strerror or error}") from None
 
@@ -58,7 +66,7 @@ def refuse_other_file(path: Path, advice: str = "name another file") -> None:
         raise OutputError(f"{path} exists already, and is no page of samestep: {advice}")
 
 
-def page(title: str, body: str, facts: Mapping[str, str] | None = None) -> str:
+def page(title: str, body: str, facts: Mapping[str, str] | None = None, live: bool = False) -> str:
     """Return a complete HTML document that loads nothing from the network.
 
     Args:
@@ -66,11 +74,13 @@ def page(title: str, body: str, facts: Mapping[str, str] | None = None) -> str:
         body: HTML.
         facts: where the numbers come from, by name; plain text. The date and the versions that
             wrote the page are added.
+        live: whether it may read from the server that it came from.
     """
+    policy = _LIVE if live else _POLICY
     origin = html_table((), list({**(facts or {}), **_written_by()}.items()))
     return f"""<!doctype html>
 <html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width">{_GENERATOR}
-<meta http-equiv="Content-Security-Policy" content="{_POLICY}"><title>{html.escape(title)}</title>
+<meta http-equiv="Content-Security-Policy" content="{policy}"><title>{html.escape(title)}</title>
 <style>{_STYLE}</style></head><body>
 {body}
 <footer>{origin}</footer>

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,10 @@ _SUFFIXES = (".png", ".svg", ".pdf")
 _STYLES = {"": "-", "dash": "--", "dot": ":"}
 _MARKS = {"": None, "circle": "o", "star": "*"}
 _SIZES = {"": 4, "circle": 5, "star": 13}
+_FAINT = 0.3
+"""Opacity of a line under its running mean."""
+_FEWEST_SMOOTHED = 20
+"""Points of a line that has a running mean; also in chart.js."""
 _INCHES = 1 / 95
 """Of a panel's pixel."""
 
@@ -87,7 +92,10 @@ def _draw(axes: Any, panel: Panel, entries: dict[str, Any]) -> None:
     if panel.ylog:
         axes.set_yscale("log")
     for line in panel.lines:
-        drawn = _line(axes, line)
+        smooths = panel.smooth and len(line.x) >= _FEWEST_SMOOTHED
+        drawn = _line(axes, replace(line, opacity=_FAINT) if smooths else line)
+        if panel.smooth and smooths:
+            drawn = _line(axes, replace(line, y=_smoothed(line.y, panel.smooth), low=None, high=None, flags=()))
         if line.group:
             entries.setdefault(line.group, drawn)
     for ticks, labels, put in (
@@ -108,6 +116,17 @@ def _draw(axes: Any, panel: Panel, entries: dict[str, Any]) -> None:
             _literal(note["text"]), (note["x"], note["y"]), xytext=(4, 0), fontsize=8, va="center",
             textcoords="offset points", bbox=box,
         )  # fmt: skip
+
+
+def _smoothed(values: Sequence[float | None], weight: float) -> list[float | None]:
+    """Return running means, in which the first values weigh as much as the later ones."""
+    mean, total = 0.0, 0.0
+    found: list[float | None] = []
+    for value in values:
+        if value is not None:
+            mean, total = weight * mean + (1 - weight) * value, weight * total + 1 - weight
+        found.append(None if value is None else mean / total)
+    return found
 
 
 def _gaps(values: Sequence[float | None]) -> list[float]:

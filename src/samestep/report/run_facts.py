@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+import json
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +39,32 @@ def run_facts(run: Path) -> dict[str, str]:
     if isinstance(versions, Mapping):
         facts["trained with"] = ", ".join(f"{name} {number}" for name, number in versions.items())
     return facts
+
+
+def config_differences(runs: Sequence[Path]) -> list[tuple[str, ...]]:
+    """Return the keys of runs' configs that are not the same in all, each with the value of every run.
+
+    Args:
+        runs: Their directories. Of one whose config cannot be read, all values are empty, and no difference.
+    """
+    flat = [flat_config(run) for run in runs]
+    keys = dict.fromkeys(key for one in flat for key in one)
+    rows = [(key, *(one.get(key, "") for one in flat)) for key in keys]
+    return [row for row in rows if len({value for value, one in zip(row[1:], flat, strict=True) if one}) > 1]
+
+
+def flat_config(run: Path) -> dict[str, str]:
+    """Return the values of a run's config as JSON, by their dotted keys; empty if it cannot be read."""
+    document = _document(run / "config.json")
+    return dict(_flat(document)) if document else {}
+
+
+def _flat(value: Any, key: str = "") -> Iterator[tuple[str, str]]:
+    if isinstance(value, Mapping) and value:
+        for name, inner in value.items():
+            yield from _flat(inner, f"{key}.{name}".lstrip("."))
+    else:
+        yield key, json.dumps(value)
 
 
 def config_fact(config: Config) -> dict[str, str]:

@@ -1,4 +1,4 @@
-"""PruningListener Slurm to start this job again, after a signal that announced its end."""
+"""Ask Slurm to start this job again, after a signal that announced its end."""
 
 from __future__ import annotations
 

@@ -334,6 +334,7 @@ class Run(RunMeasures):
             self._parts.step_end.report_complete()
             return
         self._parts.result.begin()
+        self._parts.ranks.begin(self.start_step)
         self._begins = False
         self._parts.log.restart_clock()
         with self._parts.step_end.signals:

@@ -21,10 +21,11 @@ from samestep.tracking.ids import TRACKER_IDS
 _LOCK = "run.lock"
 _STARTED = "started.json"
 CONFIG = "config.json"
+RANKS = "ranks.json"
 _OURS = (
     "checkpoints", "metrics.jsonl", "model.safetensors", CONFIG, "plan.json", "logs",
     "tensorboard", "export", "average.safetensors", "tune-lr.json", "tune-lr.png", "tune-lr.html",
-    _STARTED, ORIGIN, "metrics.csv", "wandb", TRACKER_IDS, RESULT,
+    _STARTED, ORIGIN, "metrics.csv", "wandb", TRACKER_IDS, RESULT, RANKS,
 )  # fmt: skip
 """What one run writes there; any other file is not ours to move."""
 

@@ -24,6 +24,7 @@ from samestep.reduce.owners import Owners
 from samestep.run.changed_run import name_for
 from samestep.run.emergency_save import EmergencySaver
 from samestep.run.open_run import open_run
+from samestep.run.ranks_file import RanksFile
 from samestep.run.result_file import ResultFile
 from samestep.run.run_end import close_at_exit, end_with, shown_error, with_advice
 from samestep.run.run_log import RunLog
@@ -61,6 +62,7 @@ class RunParts:
         self.survivors = EmergencySaver(setup, saver, log, passes)
         self.step_end = StepEnd(setup, saver, log, listeners, self.survivors)
         self.result = ResultFile(setup, self.opened, saver, self.step_end)
+        self.ranks = RanksFile(setup, self.opened)
         listeners.add(self.result)
 
     def close(self, cause: BaseException | None = None) -> None:
@@ -73,6 +75,7 @@ class RunParts:
             closing.callback(self.opened.close)
             # An error of what is closed before it is the run's, unless that has one of its own.
             closing.push(lambda kind, error, trace: self.result.end(cause or error))
+            closing.callback(self.ranks.end)
             closing.callback(self.saver.close, cause)
             closing.callback(self.log.close)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -9,7 +10,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any, Literal
 
-from samestep.distributed.health.activity import EXCHANGE, READING
+from samestep.distributed.health.activity import EXCHANGE, READING, Activity
 
 ProcessState = Literal["", "gone", "stopped", "running"]
 
@@ -54,6 +55,19 @@ class Beat:
     """Whether no newer one came while we watched."""
     process: ProcessState = ""
     """What its process does, where a silent rank is on this machine."""
+
+    @classmethod
+    def of(cls, activity: Activity, rank: int, host: str, seconds: float = 0.0) -> Beat:
+        """Return what this process does now.
+
+        Args:
+            activity: Its activity.
+            rank: Its rank.
+            host: Its machine.
+            seconds: How long it has been in its phase.
+        """
+        name, number = activity.collective, activity.sequence
+        return cls(rank, host, os.getpid(), activity.step, activity.phase, seconds, name, number, time.time())
 
     def as_json(self) -> dict[str, Any]:
         return asdict(self)

@@ -156,18 +156,7 @@ class Heartbeat:
         return now - self._moved
 
     def _now(self) -> Beat:
-        activity = self._activity
-        return Beat(
-            self._rank,
-            self._host,
-            os.getpid(),
-            activity.step,
-            activity.phase,
-            self._seconds_still(),
-            activity.collective,
-            activity.sequence,
-            time.time(),
-        )
+        return Beat.of(self._activity, self._rank, self._host, self._seconds_still())
 
     def _seconds_waiting(self) -> float:
         if self._activity.phase not in (EXCHANGE, READING):
@@ -203,7 +192,7 @@ class Heartbeat:
         mine = self._now()
         others = [
             beat
-            for beat, _ in self._beats()
+            for beat, _ in self.beats()
             if beat.waits and (beat.sequence, beat.collective) != (mine.sequence, mine.collective)
         ]
         if not others or min(beat.seconds for beat in others) < 2 * self._interval:
@@ -226,7 +215,7 @@ class Heartbeat:
         now = time.monotonic()
         if self._last_look is not None and now - self._last_look[0] < self._lost_after:
             return
-        before, beats = self._last_look, self._beats()
+        before, beats = self._last_look, self.beats()
         self._last_look = (now, {beat.rank: number for beat, number in beats})
         silent = [b for b, n in beats if before is not None and before[1].get(b.rank) == n]
         gone = [beat for beat in silent if beat.rank != self._rank]
@@ -252,8 +241,8 @@ class Heartbeat:
                 PeerLost(f"the store of the ranks has closed, as when rank 0 ends, and this rank {self._now().where()}")
             )
 
-    def _beats(self) -> list[tuple[Beat, int]]:
-        """Return all ranks' last beats, and their numbers."""
+    def beats(self) -> list[tuple[Beat, int]]:
+        """Return all ranks' last beats, and their numbers. From any thread."""
         found = [self._store.read(f"beat/{rank}") for rank in range(self._world)]
         numbered = [(document, document.pop("number")) for document in found if document]
         return [(self._read_beat(document, silent=True), number) for document, number in numbered]

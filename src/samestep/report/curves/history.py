@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 from samestep.errors import RunDirError, TextError
-from samestep.parsing.files import is_file
-from samestep.parsing.json_text import read_json, read_json_lines
+from samestep.parsing.files import NewLines, is_file
+from samestep.parsing.json_text import parse_json, read_json
 
 METRICS = "metrics.jsonl"
 _LONGEST_LIST = 16
@@ -36,9 +37,11 @@ class History:
     skipped: Sequence[int] = ()
     """Steps that changed nothing, since they were not finite."""
     unread: int = 0
-    """Lines before the last one that hold no row."""
+    """Whole lines that hold no row."""
     best: tuple[str, str] | None = None
     """The metric that the run's config names as the one to judge by, and min or max."""
+    global_batch: int | None = None
+    """None if it is not known."""
 
     def better(self, metric: str) -> Literal["min", "max"] | None:
         """Return whether lower or higher is better; None if that cannot be known."""
@@ -75,28 +78,74 @@ def read_history(run: Path, label: str) -> History:
     Raises:
         RunDirError: if it is no run's directory.
     """
-    found: dict[str, dict[int, float]] = {}
-    skipped: set[int] = set()
-    bad: list[int] = []
-    number = 0
-    try:
-        for number, row in enumerate(read_json_lines(run / METRICS), 1):
-            step = None if row is None else row.get("step")
-            if row is None or not isinstance(step, int) or isinstance(step, bool):
-                bad.append(number)
+    reader = HistoryReader(run, label)
+    reader.read()
+    return reader.history()
+
+
+class HistoryReader:
+    """Reads the numbers of a run, and later only what it has written since.
+
+    Args:
+        run: Its directory.
+        label: What it is called beside its curves.
+    """
+
+    def __init__(self, run: Path, label: str) -> None:
+        self._run, self._label = run, label
+        self._begin(None)
+
+    def _begin(self, file: int | None) -> None:
+        self._file, self._end, self._unread = file, 0, 0
+        self._found: defaultdict[str, dict[int, float]] = defaultdict(dict)
+        self._skipped: set[int] = set()
+
+    def read(self) -> bool:
+        """Read what is new; return whether something is.
+
+        A resumed run replaces the file, and it is read again.
+
+        Raises:
+            RunDirError: If the directory is not that of a run.
+        """
+        path = self._run / METRICS
+        try:
+            lines = NewLines(path, self._end, self._file)
+            if lines.is_other_file:
+                self._begin(lines.file)
+            for line in lines:
+                self._add(line)
+        except TextError as error:
+            raise RunDirError(f"{path} {error}. {_advice(self._run)}") from None
+        is_new, self._end = lines.end > self._end or lines.is_other_file, lines.end
+        return is_new
+
+    def _add(self, line: str) -> None:
+        if line.isspace():
+            return
+        try:
+            row = parse_json(line)
+        except TextError:
+            row = None
+        step = row.get("step") if isinstance(row, dict) else None
+        if not isinstance(row, dict) or not isinstance(step, int) or isinstance(step, bool):
+            # A run that trains, or was killed, has half a line at its end.
+            self._unread += line.endswith("\n")
+            return
+        if row.get("skipped") is True:
+            self._skipped.add(step)
+        for name, value in row.items():
+            if type(value) is float:  # nearly all of them
+                self._found[name][step] = value  # the later row counts
                 continue
-            if row.get("skipped") is True:
-                skipped.add(step)
-            for name, value in row.items():
-                for full, plain in _numbers(name, value):
-                    found.setdefault(full, {})[step] = plain  # the later row counts
-    except TextError as error:
-        raise RunDirError(f"{run / METRICS} {error}. {_advice(run)}") from None
-    found.pop("step", None)
-    metrics = {name: _series(values) for name, values in found.items()}
-    # A run that trains, or was killed, has half a line at its end.
-    unread = sum(line != number for line in bad)
-    return History(run, label, metrics, sorted(skipped), unread, _best(run))
+            for full, plain in _numbers(name, value):
+                self._found[full][step] = plain
+
+    def history(self) -> History:
+        """Return all that was read so far."""
+        metrics = {name: _series(values) for name, values in self._found.items() if name != "step"}
+        run, skipped = self._run, sorted(self._skipped)
+        return History(run, self._label, metrics, skipped, self._unread, _best(run), _global_batch(run))
 
 
 def labels(runs: Sequence[Path]) -> list[str]:
@@ -142,6 +191,14 @@ def _best(run: Path) -> tuple[str, str] | None:
     except (TextError, KeyError, TypeError):
         return None
     return (metric, mode) if isinstance(metric, str) and isinstance(mode, str) else None
+
+
+def _global_batch(run: Path) -> int | None:
+    try:
+        size = read_json(run / "plan.json")["global_batch"]
+    except (TextError, KeyError, TypeError):
+        return None
+    return size if isinstance(size, int) else None
 
 
 def _advice(run: Path) -> str:

@@ -178,8 +178,8 @@ def test_ranks_that_are_busy_for_long_are_not_lost(ended: list[int], monkeypatch
     activities[1].enter(COMPUTE)
     looks: list[int] = []
     with beating(activities, timeout=60, lost_after=2) as hearts:
-        waiting, beats_of_all = hearts[0], hearts[0]._beats
-        monkeypatch.setattr(waiting, "_beats", lambda: looks.append(1) or beats_of_all())
+        waiting, beats_of_all = hearts[0], hearts[0].beats
+        monkeypatch.setattr(waiting, "beats", lambda: looks.append(1) or beats_of_all())
         for heart in hearts:
             heart._interval = 0.2
         activities[0].waiting("gradients").__enter__()

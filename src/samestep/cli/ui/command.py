@@ -1,0 +1,116 @@
+"""The command that shows runs in a browser while they train: ui."""
+
+from __future__ import annotations
+
+import secrets
+import shlex
+import socket
+import webbrowser
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from samestep.cli.app import RUNS, Force, app, guarded
+from samestep.errors import LaunchError, MissingExtraError, RunDirError
+
+if TYPE_CHECKING:
+    from samestep.cli.ui.folders import Folders
+
+_FIRST_PORT, _PORTS = 8420, 20
+_USUAL = ("runs", "sweeps")
+
+
+@app.command(rich_help_panel=RUNS)
+def ui(
+    folders: Annotated[
+        list[Path] | None,
+        typer.Argument(
+            help="Folders with runs, a run, or a sweep; if not given: runs and sweeps.", metavar="[FOLDER...]"
+        ),
+    ] = None,
+    port: Annotated[
+        int | None, typer.Option(min=1, max=65535, help="The port on 127.0.0.1; a free one if not given.")
+    ] = None,
+    browser: Annotated[bool, typer.Option("--open", help="Open the page in a browser.")] = False,
+    share: Annotated[Path | None, typer.Option(help="Write the page into one HTML file, and serve nothing.")] = None,
+    force: Force = False,
+) -> None:
+    """Show runs, sweeps and verifications in a browser, live. It reads their files and changes nothing.
+
+    The page is for this user on this machine: its address has a token. On another machine, forward the port first:
+    ssh -L 8420:127.0.0.1:8420 HOST.
+
+    Example: samestep ui
+    """
+    with guarded():
+        chosen = _existing(folders)
+        if share is not None:
+            _share(chosen, share, force)
+        else:
+            _serve(chosen, port, browser)
+
+
+def _existing(folders: Sequence[Path] | None) -> list[Path]:
+    if folders:
+        missing = [folder for folder in folders if not folder.is_dir()]
+        if missing:
+            raise RunDirError(f"there is no folder {', '.join(map(str, missing))}: name where your runs are")
+        return list(folders)
+    found = [Path(name) for name in _USUAL if Path(name).is_dir()]
+    if not found:
+        raise RunDirError("there is no folder runs or sweeps here: name the one that your runs are in")
+    return found
+
+
+def _find(folders: Sequence[Path]) -> Folders:
+    from samestep.cli.ui.folders import Folders, find_folders
+
+    each = [find_folders(folder, lambda line: typer.echo(f"samestep: {line}", err=True)) for folder in folders]
+    return Folders(
+        [run for found in each for run in found.runs],
+        [sweep for found in each for sweep in found.sweeps],
+        [proof for found in each for proof in found.proofs],
+    )
+
+
+def _share(folders: Sequence[Path], path: Path, force: bool) -> None:
+    from samestep.cli.ui.pages import Pages
+    from samestep.cli.ui.view import static_page
+    from samestep.report.page import refuse_other_file, write_document
+
+    if not force:
+        refuse_other_file(path, "--force replaces it, or name another file")
+    write_document(path, static_page(Pages(lambda: _find(folders)).all()))
+    typer.echo(f"Page: {path}")
+
+
+def _serve(folders: Sequence[Path], port: int | None, browser: bool) -> None:
+    from samestep.cli.ui.pages import Pages
+
+    try:
+        from samestep.cli.ui.server import LiveServer, serve
+    except ImportError:
+        raise MissingExtraError("samestep ui", "ui") from None
+    token = secrets.token_urlsafe(24)
+    with _listening(port) as listening:
+        number = listening.getsockname()[1]
+        address = f"http://127.0.0.1:{number}/?token={token}"
+        typer.echo(f"{', '.join(map(str, folders))}: {address}")
+        forward = shlex.join(["ssh", "-N", "-L", f"{number}:127.0.0.1:{number}", socket.gethostname()])
+        typer.echo(f"From another machine, first: {forward}. Ctrl-C ends it.", err=True)
+        if browser:
+            webbrowser.open(address)
+        serve(LiveServer(Pages(lambda: _find(folders)), token), listening)
+
+
+def _listening(port: int | None) -> socket.socket:
+    ports = [port] if port is not None else range(_FIRST_PORT, _FIRST_PORT + _PORTS)
+    for number in ports:
+        try:
+            return socket.create_server(("127.0.0.1", number))
+        except OSError as error:
+            reason = error.strerror or str(error)
+    tried = f"port {ports[0]}" if port is not None else f"each port from {ports[0]} to {ports[-1]}"
+    raise LaunchError(f"{tried} of 127.0.0.1 cannot be used: {reason}. Set another one: --port")

@@ -1,0 +1,141 @@
+"""The page of one run: curves, ranks, checkpoints, config, log."""
+
+from __future__ import annotations
+
+import html
+import shlex
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from samestep.checkpoint.listing import FoundCheckpoint, list_checkpoints
+from samestep.cli.show import checkpoint_marks, checkpoint_row, text_of
+from samestep.cli.ui.overview import status_cell
+from samestep.cli.ui.ranks_drawing import draw_ranks
+from samestep.cli.ui.run_state import RunState, document_of, read_state, starts_of
+from samestep.cli.ui.view import Link, View, ago
+from samestep.errors import RunDirError, TextError
+from samestep.parsing.files import open_regular
+from samestep.parsing.limits import visible
+from samestep.report.chart import Panel
+from samestep.report.curves.choice import MOST_PANELS, choose, known_metrics
+from samestep.report.curves.history import HistoryReader
+from samestep.report.curves.panels import panels_of
+from samestep.report.run_facts import flat_config
+from samestep.report.table import code, html_table, marked
+from samestep.run.run_dir import RANKS
+from samestep.words import counted
+
+_LOG_BYTES = 12_000
+_LOG_LINES = 60
+
+
+class RunView(View):
+    """One run."""
+
+    where = "runs"
+
+    def __init__(self, run: Path) -> None:
+        self._run = run
+        self.title = str(run)
+        self._reader = HistoryReader(run, run.name)
+
+    def parts(self, link: Link) -> dict[str, str]:
+        del link
+        state = read_state(self._run)
+        ranks = document_of(self._run / RANKS)
+        drawn = draw_ranks(ranks, is_over=state.status != "running", now=time.time())
+        checkpoints = list_checkpoints(self._run / "checkpoints", checksums=False)
+        return {
+            "state": _state_table(state),
+            "ranks": f"<h2>Ranks</h2>{drawn}" if drawn else "",
+            "checkpoints": _checkpoints(checkpoints),
+            "log": _log_tail(self._run),
+            "config": _config_table(self._run),
+        }
+
+    def panels(self) -> Sequence[Panel] | None:
+        try:
+            if not self._reader.read():
+                return None
+        except RunDirError:
+            return None  # it has measured nothing yet
+        history = self._reader.history()
+        if not known_metrics([history]):
+            return None
+        panels = panels_of([history], choose([history], []))[:MOST_PANELS]
+        return [_with_resumes(panel, starts_of(self._run)[1:]) for panel in panels]
+
+
+def _with_resumes(panel: Panel, starts: Sequence[Any]) -> Panel:
+    """Mark where the run was resumed, and on how many ranks."""
+    marks = [{"x": one["step"], "text": f"resumed on {counted(one['world'], 'rank')}"} for one in starts]
+    first, *others = panel.lines
+    return replace(panel, lines=[replace(first, flags=[*first.flags, *marks]), *others])
+
+
+def _state_table(state: RunState) -> str:
+    total = "" if state.total is None else f" of {state.total:,}"
+    rows: list[tuple[str, Any]] = [
+        ("status", status_cell(state)),
+        ("step", f"{state.step:,}{total}"),
+        ("ranks", _worlds(state)),
+        ("loss", text_of(state.loss) or "not known yet"),
+    ]
+    rows += [("best", state.best)] if state.best else []
+    rows += [("last sign", f"{ago(state.age)} ago")]
+    rows += [("why", marked(state.reason, "broken"))] if state.reason else []
+    if state.status not in ("finished", "stopped_early", "running"):
+        rows.append(("resume it", code(shlex.join(["samestep", "resume", str(state.path)]))))
+    elif state.status == "running":
+        rows.append(("stop it", code(shlex.join(["samestep", "stop", str(state.path)]))))
+    return html_table((), rows, kind="facts")
+
+
+def _worlds(state: RunState) -> str:
+    if len(state.starts) < 2:
+        return state.worlds
+    return ", then ".join(f"{start['world']} from step {start['step']}" for start in state.starts)
+
+
+def _checkpoints(found: Sequence[FoundCheckpoint]) -> str:
+    if not found:
+        return "<h2>Checkpoints</h2><p>None yet.</p>"
+    marks = checkpoint_marks(found)
+    columns = ["step", "epoch", "written", "ranks", "MB", "metrics", "", "state"]
+    rows = []
+    for item in found:
+        *cells, state = checkpoint_row(item, marks, verified=False)
+        rows.append([*cells, marked(state, "broken" if item.wrong else "kept")])
+    return f"<h2>Checkpoints</h2>{html_table(columns, rows, kind='rows')}"
+
+
+def _config_table(run: Path) -> str:
+    """Return every value of the config, and whether it was set by the command line or is in the config's file."""
+    values = flat_config(run)
+    if not values:
+        return ""
+    command = document_of(run / "origin.json").get("command")
+    known = command if isinstance(command, dict) else {}
+    overrides = [text for text in known.get("overrides", ()) if isinstance(text, str)]
+    set_here = {text.partition("=")[0]: text for text in overrides}
+    typed = " ".join(shlex.quote(str(word)) for word in (known.get("verb"), known.get("file"), *overrides) if word)
+    head = f"<p>Started by <code>samestep {html.escape(typed)}</code></p>" if typed else ""
+    rows = [(key, value, f"command line: {set_here[key]}" if key in set_here else "") for key, value in values.items()]
+    table = html_table(["key", "value", "set by"], rows, kind="facts")
+    return f"<h2>Config</h2>{head}<details><summary>all {len(rows)} values</summary>{table}</details>"
+
+
+def _log_tail(run: Path) -> str:
+    path = run / "logs" / "rank-0.log"
+    try:
+        with open_regular(path) as file:
+            size = file.seek(0, 2)
+            file.seek(max(0, size - _LOG_BYTES))
+            text = file.read(_LOG_BYTES).decode("utf-8", "replace")
+    except (OSError, TextError):
+        return ""
+    lines = text.splitlines()[-_LOG_LINES:]
+    return f"<h2>Log of rank 0</h2><pre class=log>{html.escape(visible(chr(10).join(lines)))}</pre>"
