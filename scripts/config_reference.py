@@ -1,13 +1,33 @@
-"""Writes docs/config.md from the schema: `python scripts/config_reference.py`."""
+"""Writes docs/config.md and config/keywords.py from the schema: `python scripts/config_reference.py`."""
 
 from __future__ import annotations
 
+import json
+import subprocess
+import sys
+import types
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 from samestep.config.aliases import ALIASES
-from samestep.config.reference import describe_key, schema_keys
+from samestep.config.reference import describe_key, schema_keys, section_of
+from samestep.config.schema import Config
 
 TARGET = Path(__file__).parents[1] / "docs" / "config.md"
+KEYWORDS = Path(__file__).parents[1] / "src" / "samestep" / "config" / "keywords.py"
+KEYWORDS_HEAD = '''"""The keywords of `samestep.start`, for editors and type checkers. Written by scripts/config_reference.py."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal, TypedDict
+
+
+class ConfigKeywords(TypedDict, total=False):
+    """The keys of a config, each of which `samestep.start` takes; docs/config.md describes them."""
+
+'''
 
 HEAD = """# The config
 
@@ -106,5 +126,34 @@ def reference() -> str:
     return HEAD + "".join(rows) + ALIAS_HEAD + "".join(aliases)
 
 
+def keywords() -> str:
+    """The module with a typed keyword per key of a config; sections are mappings."""
+    lines = []
+    for name, field in Config.model_fields.items():
+        lines.append(f"    {name}: {_type_text(field.annotation)}\n")
+        if field.description:
+            lines.append(f'    """{field.description[0].upper()}{field.description[1:]}."""\n')
+    formatting = [sys.executable, "-m", "ruff", "format", f"--stdin-filename={KEYWORDS}", "-"]
+    text = KEYWORDS_HEAD + "".join(lines)
+    return subprocess.run(formatting, input=text, check=True, capture_output=True, text=True).stdout
+
+
+def _type_text(annotation: Any) -> str:
+    """An annotation as source, without limits."""
+    origin, inside = get_origin(annotation), get_args(annotation)
+    if origin is Annotated:
+        return _type_text(inside[0])
+    if origin is Literal:
+        return f"Literal[{', '.join(json.dumps(one) for one in inside)}]"
+    if origin in (Union, types.UnionType):
+        return " | ".join(dict.fromkeys(map(_type_text, inside)))
+    if origin in (dict, Mapping) or section_of(annotation) is not None:
+        return "Mapping[str, Any]"
+    if origin in (tuple, list):
+        return "Sequence[Any]"
+    return "None" if annotation is type(None) else "Any" if annotation is Any else str(annotation.__name__)
+
+
 if __name__ == "__main__":
+    KEYWORDS.write_text(keywords(), encoding="utf-8")
     TARGET.write_text(reference(), encoding="utf-8")

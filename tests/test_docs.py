@@ -14,7 +14,8 @@ import torch
 import yaml
 from safetensors.torch import load_file
 
-from samestep.config import load_config
+from samestep.config import Config, load_config
+from samestep.config.keywords import ConfigKeywords
 from samestep.config.layers import LAYER_KEYS
 from samestep.parsing.plain_yaml import parse_yaml
 from samestep.sweep.loading import with_objectives
@@ -34,9 +35,11 @@ def test_links_lead_somewhere(page: Path) -> None:
 
 
 def test_the_config_reference_is_the_schemas() -> None:
-    made = runpy.run_path(str(ROOT / "scripts" / "config_reference.py"))["reference"]()
+    script = runpy.run_path(str(ROOT / "scripts" / "config_reference.py"))
     written = (ROOT / "docs" / "config.md").read_text(encoding="utf-8")
-    assert made == written, "run: python scripts/config_reference.py"
+    assert script["reference"]() == written, "run: python scripts/config_reference.py"
+    kept = (ROOT / "src" / "samestep" / "config" / "keywords.py").read_text(encoding="utf-8")
+    assert script["keywords"]() == kept, "run: python scripts/config_reference.py"
 
 
 def test_the_reference_of_commands_is_the_command_lines() -> None:

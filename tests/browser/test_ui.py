@@ -23,7 +23,7 @@ def test_a_run_is_followed_through_a_kill_and_a_resume(tmp_path: Path) -> None:
     browser()
     config = tmp_path / "slow.yaml"
     config.write_text(
-        f"task: {TASKS}:Slow\nname: slow\nparams: {{seconds: 0.1}}\nglobal_batch: 32\nlanes: 8\nsteps: 60\nlog_every: 1\n"
+        f"task: {TASKS}:Slow\nname: slow\nparams: {{seconds: 0.1, hurry: {tmp_path}/hurry}}\nglobal_batch: 32\nlanes: 8\nsteps: 60\nlog_every: 1\n"
         "checkpoint: {every_steps: 5}\ndistributed: {threads_per_rank: 1, timeout: 60}\n"
     )
     with started("launch", config, "--nproc", "2", cwd=tmp_path) as process:
@@ -42,7 +42,8 @@ def test_a_run_is_followed_through_a_kill_and_a_resume(tmp_path: Path) -> None:
             page.until("/killed|failed/.test(document.querySelector('#part-state').innerText)")
             assert "samestep resume runs/slow" in page.text()
             process.wait(60)
-            done = samestep("train", config, "params.seconds=0", cwd=tmp_path)
+            (tmp_path / "hurry").touch()
+            done = samestep("train", config, cwd=tmp_path)
             assert done.returncode == 0, done.stderr
             page.until("document.querySelector('#part-state').innerText.includes('finished')")
             assert page.until(

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from tests.cli.processes import TASKS, samestep, started
+from tests.cli.tiny_sweep import write_sweep
 
 pytest.importorskip("uvicorn", reason="the extra `ui` is not installed")
 
@@ -149,6 +150,24 @@ def test_texts_of_a_run_are_texts(folder: Path, tmp_path: Path) -> None:
     text = (tmp_path / "page.html").read_text()
     assert "<img" not in text
     assert "&lt;img src=x" in text
+
+
+def test_a_sweep_shows_its_trials_and_folds(tmp_path: Path) -> None:
+    pytest.importorskip("optuna", reason="the extra `sweeps` is not installed")
+    sweep = write_sweep(tmp_path, folds={"k": 2})
+    done = samestep("sweep", "run", sweep, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    with ui(tmp_path) as reader:
+        runs = reader.get("?" + reader.query)
+        assert "no runs here yet" in runs  # those of trials are not single runs
+        assert "sweeps/tiny" in reader.get("sweeps")
+        page = reader.get("sweep?path=sweeps/tiny")
+        assert page.count("★") == 1
+        assert page.count("2 of 2") == 2  # folds of each of two trials
+        assert page.count('class="spark"') == 4
+        fold = re.search(r'href="(run\?path=[^"]+)"', page)
+        assert fold is not None
+        assert "finished" in reader.get(fold[1])
 
 
 def test_a_folder_in_one_file(folder: Path, tmp_path: Path) -> None:

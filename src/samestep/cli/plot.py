@@ -76,7 +76,6 @@ Which = Annotated[str, _embedding_option("best, last, or the number of a step.")
 Weights = Annotated[str, _embedding_option("raw, ema, swa or average.")]
 
 _OF_EMBEDDINGS = ("--data", "--reference", "--view", "--maps", "--points", "--which", "--weights")
-_OF_RUNS = ("--metric", "--x", "--smooth", "--json")
 
 
 @app.command(rich_help_panel=RUNS)
@@ -135,8 +134,10 @@ def plot(
         folder = sweeps[0] if sweeps else None
         if folder is None:
             _plot_runs(paths, context.params)
-        elif unused := [name for name in typed_options(context) if name in _OF_RUNS]:
-            raise PlanError(f"{', '.join(unused)}: this is for runs; samestep show SWEEP --json has the trials")
+        elif metric or as_json or smooth or x is not Axis.step:
+            raise PlanError(
+                "--metric, --x, --smooth and --json are for runs; samestep show SWEEP --json has the trials"
+            )
         else:
             _plot_sweep(folder, picture, report, force, trust)
 

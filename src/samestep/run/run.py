@@ -10,6 +10,7 @@ from torch.amp import GradScaler
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.data import DataLoader
+from typing_extensions import TypeVarTuple, Unpack
 
 from samestep.config import Config
 from samestep.data.batch import Collate, Source
@@ -43,8 +44,7 @@ LEFT = "its own loop"
 
 A = TypeVar("A")
 B = TypeVar("B")
-C = TypeVar("C")
-D = TypeVar("D")
+More = TypeVarTuple("More")
 
 
 class Run(RunMeasures):
@@ -65,15 +65,11 @@ class Run(RunMeasures):
         return self
 
     @overload
-    def prepare(self, a: A, b: B, /) -> tuple[A, B]: ...
+    def prepare(self, first: A, second: B, /, *more: Unpack[More]) -> tuple[A, B, Unpack[More]]: ...
     @overload
-    def prepare(self, a: A, b: B, c: C, /) -> tuple[A, B, C]: ...
-    @overload
-    def prepare(self, a: A, b: B, c: C, d: D, /) -> tuple[A, B, C, D]: ...
-    @overload
-    def prepare(self, *objects: Any) -> Any: ...
+    def prepare(self, only: A, /) -> A: ...
 
-    def prepare(self, *objects: Any) -> Any:
+    def prepare(self, *objects: Any) -> Any:  # type: ignore[misc]  # mypy takes `more` for a keyword, too
         """Take modules, optimizers, schedulers, a GradScaler and loaders into the run. Call it once.
 
         All weights become rank 0's; in a resumed run, all objects get their saved state.

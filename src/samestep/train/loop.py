@@ -98,7 +98,8 @@ class Training(RunListener):
         self._total = run.total_steps(self._source)
         self._schedules = choose_schedules(run, task, self._optimizers, self._source, self._evaluates)
         per_step = [schedule for schedule in self._schedules if schedule.every == "step"]
-        self.model = run.prepare(*modules, *self._optimizers, *per_step)[0]
+        objects: list[Any] = [*modules, *self._optimizers, *per_step]
+        self.model = run.prepare(*objects)[0]
         self._best = BestSoFar(run.config.best)
         self.outcome = Outcome(self._best)
         run.register("training", self.outcome)

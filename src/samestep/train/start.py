@@ -9,8 +9,10 @@ from types import FrameType
 from typing import Any
 
 from torch import nn
+from typing_extensions import Unpack
 
 from samestep.config import Config, load_config, override_config
+from samestep.config.keywords import ConfigKeywords
 from samestep.distributed.context import create_run_context
 from samestep.distributed.hardware import detect_hardware
 from samestep.environment.variables import OVERRIDES, process_environment, script_overrides
@@ -26,7 +28,9 @@ def _modules_of(frame: FrameType) -> list[nn.Module]:
 
 
 def start(
-    config: Config | str | Path | Mapping[str, Any] | None = None, overrides: Sequence[str] = (), **keys: Any
+    config: Config | str | Path | Mapping[str, Any] | None = None,
+    overrides: Sequence[str] = (),
+    **keys: Unpack[ConfigKeywords],
 ) -> Run:
     """Open a run on this process: a single process, or a rank of whatever launched it.
 
@@ -55,7 +59,7 @@ def start(
             "samestep.start", [Mistake(name, "give a config or keywords, not both: use overrides") for name in keys]
         )
     if not isinstance(config, Config):
-        config = load_config(keys if config is None else config, overrides)
+        config = load_config(dict(keys) if config is None else config, overrides)
     try:
         from_environment = script_overrides(process_environment())
     except TextError as error:

@@ -154,7 +154,8 @@ def _prepare(run: Run, task: Task, key: str | None) -> tuple[nn.Module, Any, Gro
     modules = [task.model(), *task.extra_modules()]
     optimizers = choose_optimizers(run, task, modules)
     source = run.source(data, task.order(data), task.collate)
-    model = run.prepare(*modules, *optimizers)[0]
+    objects: list[Any] = [*modules, *optimizers]
+    model: nn.Module = run.prepare(*objects)[0]
     rates = GroupRates(optimizers, base_rate(run.config, task, key, optimizers))
     return model, source, rates
 

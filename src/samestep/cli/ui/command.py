@@ -64,7 +64,8 @@ def _existing(folders: Sequence[Path] | None) -> list[Path]:
     return found
 
 
-def _find(folders: Sequence[Path]) -> Folders:
+def find_all(folders: Sequence[Path]) -> Folders:
+    """Return what is in some folders; a line on stderr for each that cannot be read."""
     from samestep.cli.ui.folders import Folders, find_folders
 
     each = [find_folders(folder, lambda line: typer.echo(f"samestep: {line}", err=True)) for folder in folders]
@@ -82,7 +83,7 @@ def _share(folders: Sequence[Path], path: Path, force: bool) -> None:
 
     if not force:
         refuse_other_file(path, "--force replaces it, or name another file")
-    write_document(path, static_page(Pages(lambda: _find(folders)).all()))
+    write_document(path, static_page(Pages(lambda: find_all(folders)).all()))
     typer.echo(f"Page: {path}")
 
 
@@ -102,7 +103,7 @@ def _serve(folders: Sequence[Path], port: int | None, browser: bool) -> None:
         typer.echo(f"From another machine, first: {forward}. Ctrl-C ends it.", err=True)
         if browser:
             webbrowser.open(address)
-        serve(LiveServer(Pages(lambda: _find(folders)), token), listening)
+        serve(LiveServer(Pages(lambda: find_all(folders)), token), listening)
 
 
 def _listening(port: int | None) -> socket.socket:

@@ -13,12 +13,20 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
+from typing import Any
 
 from samestep.distributed.signals import end_with_parent
 from samestep.environment.launch import detect_launch
 from samestep.environment.variables import launcher_process, process_environment
 
 _RUNNERS = (__file__, runpy.run_path.__code__.co_filename)
+
+_SCRIPT: dict[str, Any] = {}
+"""The script's globals, kept until the interpreter ends, as Python keeps those of a script.
+
+Freed at once, a DistributedDataParallel among them would free its gloo group, which waits with the interpreter lock for
+a thread that needs that lock to forget the last collective.
+"""
 
 
 def main(words: Sequence[str]) -> None:
@@ -43,10 +51,10 @@ def _run(words: Sequence[str]) -> None:
     sys.path.insert(0, str(own))
     if words[0] == "-m":
         sys.argv = list(words[1:])  # runpy replaces the first word by the module's file
-        runpy.run_module(words[1], run_name="__main__", alter_sys=True)
+        _SCRIPT.update(runpy.run_module(words[1], run_name="__main__", alter_sys=True))
     else:
         sys.argv = list(words)
-        runpy.run_path(words[0], run_name="__main__")
+        _SCRIPT.update(runpy.run_path(words[0], run_name="__main__"))
 
 
 def _of_script(trace: TracebackType | None) -> TracebackType | None:
