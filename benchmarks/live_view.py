@@ -27,7 +27,7 @@ def main() -> None:
         runs = Path(folder, "runs")
         size = _write_runs(runs, given.runs, given.steps)
         print(f"{given.runs} runs of {given.steps:,} steps, {size / 1e6:.0f} MB of numbers each")
-        pages = Pages(lambda: find_all([runs]))
+        pages = Pages(find_all([runs]))
         for words, address in (("all runs", ""), ("all runs, again", ""), ("one run", f"run?path={runs}/run-000")):
             view = pages.at(address)
             assert view is not None

@@ -20,7 +20,7 @@ KEYWORDS_HEAD = '''"""The keywords of `samestep.start`, for editors and type che
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, Literal, TypedDict
 
 
@@ -149,8 +149,6 @@ def _type_text(annotation: Any) -> str:
         return " | ".join(dict.fromkeys(map(_type_text, inside)))
     if origin in (dict, Mapping) or section_of(annotation) is not None:
         return "Mapping[str, Any]"
-    if origin in (tuple, list):
-        return "Sequence[Any]"
     return "None" if annotation is type(None) else "Any" if annotation is Any else str(annotation.__name__)
 
 

@@ -14,8 +14,7 @@ import torch
 import yaml
 from safetensors.torch import load_file
 
-from samestep.config import Config, load_config
-from samestep.config.keywords import ConfigKeywords
+from samestep.config import load_config
 from samestep.config.layers import LAYER_KEYS
 from samestep.parsing.plain_yaml import parse_yaml
 from samestep.sweep.loading import with_objectives

@@ -34,6 +34,14 @@ class OpenPage:
         target = self._call("Target.createTarget", url=address)["targetId"]
         self._session = self._call("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
 
+    @contextmanager
+    def another_tab(self, address: str) -> Iterator[None]:
+        """Follow a tab in front of this one, and this one again afterwards."""
+        before, self._session = self._session, None
+        self.open(address)
+        yield
+        self._session = before
+
     def evaluate(self, script: str) -> Any:
         """The value of a JavaScript expression in the page; None while it is loading."""
         answer = self._call("Runtime.evaluate", expression=script, returnByValue=True)

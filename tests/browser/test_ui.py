@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import signal
@@ -53,6 +54,10 @@ def test_a_run_is_followed_through_a_kill_and_a_resume(tmp_path: Path) -> None:
                 "[...document.querySelectorAll('figure.chart title')].some((t) => t.textContent.includes('resumed on 1 rank'))"
             )
             assert page.evaluate("window.stayed"), "the page was loaded again"
+            with contextlib.ExitStack() as tabs:  # more than a browser has connections to one server
+                for _ in range(8):
+                    tabs.enter_context(page.another_tab(f"{reader.address}run?path=runs/slow"))
+                    page.until("document.querySelector('#part-state')?.innerText.includes('finished')")
 
 
 def test_runs_are_filtered_sorted_and_compared(tmp_path: Path) -> None:

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
 import re
+import signal
 import urllib.error
+import urllib.parse
 import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -58,9 +61,11 @@ class Reader:
             self.get(path, **headers)
         return error.value.code
 
+    def open(self, path: str) -> Any:
+        return self._opener.open(self.address + path, timeout=30)
+
     def first_event(self, page: str) -> dict[str, Any]:
-        request = self.address + "events?" + urllib.parse.urlencode({"page": page})
-        with self._opener.open(request, timeout=30) as answer:
+        with self.open("events?" + urllib.parse.urlencode({"page": page})) as answer:
             line = answer.readline().decode()
         assert line.startswith("data: ")
         return dict(json.loads(line[6:]))
@@ -170,6 +175,34 @@ def test_a_sweep_shows_its_trials_and_folds(tmp_path: Path) -> None:
         assert "finished" in reader.get(fold[1])
 
 
+def test_damaged_files_of_a_run_are_shown_as_far_as_they_go(tmp_path: Path) -> None:
+    result = {
+        "status": "running", "reason": None, "steps": 0, "seconds": 1.0, "world": 1, "loss": None, "metrics": {},
+        "best": None, "checkpoints": {},
+    }  # fmt: skip
+    for number, starts in enumerate(([1], "x", [{"step": "a"}], None)):
+        run = tmp_path / "runs" / f"odd-{number}"
+        (run / "verify").mkdir(parents=True)
+        (run / "result.json").write_text(json.dumps(result))
+        (run / "ranks.json").write_text(json.dumps({"starts": starts, "ranks": starts}))
+        (run / "origin.json").write_text(json.dumps({"command": {"verb": "train", "overrides": starts}}))
+        # Rows longer than what is read at first; and what is no number.
+        row = {"step": 41, "loss": 0.5, "epoch": float("nan"), **{f"class-{n}": 1.0 for n in range(200)}}
+        (run / "metrics.jsonl").write_text((json.dumps(row) + "\n") * 3)
+        proof = {"worlds": {"1": {"steps": 1}, "2": None}, "time": ["x", 1e30, None, 1][number]}
+        (run / "verify" / "verification.json").write_text(json.dumps(proof))
+    bad = tmp_path / "runs" / os.fsdecode(b"not-\xff-utf8")
+    bad.mkdir()
+    (bad / "result.json").write_text("{")
+    done = samestep("ui", "--share", "page.html", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    page = (tmp_path / "page.html").read_text()
+    assert page.count("odd-0") > 1
+    assert ">42<" in page, "the step of the last row"
+    assert "not-?-utf8" in page
+    assert "unreadable" in page
+
+
 def test_a_folder_in_one_file(folder: Path, tmp_path: Path) -> None:
     page = tmp_path / "page.html"
     done = samestep("ui", "--share", page, cwd=folder)
@@ -183,6 +216,23 @@ def test_a_folder_in_one_file(folder: Path, tmp_path: Path) -> None:
     done = samestep("ui", "--share", mine, cwd=folder)
     assert done.returncode != 0
     assert mine.read_text() == "my own"
+    assert "compare" not in text  # there is no server to ask
+
+
+def test_an_interrupt_ends_it_with_a_page_open(folder: Path) -> None:
+    with started("ui", cwd=folder) as process:
+        assert process.stdout is not None
+        found = re.search(r"http://\S+", process.stdout.readline())
+        assert found is not None
+        reader = Reader(found[0])
+        reader.get("?" + reader.query)
+        with reader.open("events?page=") as stream:
+            stream.readline()
+            process.send_signal(signal.SIGINT)
+            process.wait(30)
+        said = process.stdout.read()
+    assert "Traceback" not in said, said
+    assert "Error" not in said, said
 
 
 def test_what_is_wrong_is_said(folder: Path, tmp_path: Path) -> None:

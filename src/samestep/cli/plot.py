@@ -107,10 +107,8 @@ def plot(
 ) -> None:
     """Draw the curves of runs, a sweep's trials, or a run's embeddings; also while they run.
 
-    Of runs it prints a table, and with --picture and --report draws them; the page also has where their configs
-    differ. Of a sweep, and of embeddings, it writes a
-    page into their directory unless told otherwise. An error among embeddings is a sample whose nearest reference
-    is of another class.
+    Of runs it prints a table; --picture and --report draw them. Of a sweep, and of embeddings, it writes a page into
+    their directory unless told otherwise. An error there is a sample whose nearest reference is of another class.
 
     Example: samestep plot runs/a runs/b --report curves.html
     """

@@ -48,7 +48,9 @@ Resumed = Annotated[bool, typer.Option("--resumed", help="Also stop the run at e
 Explain = Annotated[bool, typer.Option("--explain", help="If runs differ, trace them and name the first such tensor.")]
 Against = Annotated[Path | None, typer.Option(help="Also compare with this loss curve (.csv or .jsonl).")]
 Rtol = Annotated[float, typer.Option(help="Tolerance for same: rounding and for --against.")]
+Ddp = Annotated[bool, typer.Option("--ddp", help="Also run it as plain DistributedDataParallel, and show both.")]
 Report = Annotated[Path | None, typer.Option(help="Where the HTML report goes.")]
+Card = Annotated[Path | None, typer.Option(help="Draw the certificate as a picture: .png, .svg or .pdf.")]
 
 
 @app.command(rich_help_panel=TRAINING, cls=TakesScript)
@@ -67,7 +69,9 @@ def verify(
     against: Against = None,
     rtol: Rtol = 1e-3,
     as_json: AsJson = False,
+    ddp: Ddp = False,
     report: Report = None,
+    picture: Card = None,
 ) -> None:
     """Run a config, or a script, at several world sizes and prove that it is the same run.
 
@@ -79,31 +83,29 @@ def verify(
         from samestep.launch.commands.rank_command import RankCommand
         from samestep.launch.run.target import read_target
         from samestep.launch.run.worlds import Machines, parse_worlds, with_shards
-        from samestep.report.page import refuse_other_file
         from samestep.verify.verify import verify as run_verify
 
-        if report is not None:
-            refuse_other_file(report)
+        _refuse_files(report, picture)
         changed, arguments = tuple(overrides or ()), script_arguments(context)
         loaded = read_target(config, changed, arguments)
+        sizes, machines = with_shards(parse_worlds(worlds, via.value), shards), Machines.parse(nodes, hosts)
         with reporting() as report_line:
             result = run_verify(
-                RankCommand(loaded, config, changed, arguments=arguments),
-                with_shards(parse_worlds(worlds, via.value), shards),
-                machines=Machines.parse(nodes, hosts),
-                steps=steps,
-                resumed=resumed,
-                explained=explain,
-                against=against,
-                rtol=rtol,
-                report=report_line,
-            )
+                RankCommand(loaded, config, changed, arguments=arguments), sizes, machines=machines, steps=steps,
+                resumed=resumed, explained=explain, against=against, rtol=rtol, report=report_line,
+            )  # fmt: skip
+            plain_ddp = None
+            if ddp:
+                changed += ("same=samples", f"run_dir={loaded.run_path / 'verify' / 'ddp'}")
+                target = RankCommand(read_target(config, changed, arguments), config, changed, arguments=arguments)
+                plain_ddp = run_verify(target, sizes, machines=machines, steps=steps, report=report_line)
         _print(result, as_json)
         if result.runs_differ and result.suspect is None:
             again = command_with(context, "--explain")
             typer.echo(_NOT_FOUND if explain else f"{_OFFER}: {again}", err=True)
         _keep_result(result, loaded)
-        _write_report(result, loaded, report, draws_lanes=not shards)
+        _write_report(result, loaded, report, draws_lanes=not shards, ddp=plain_ddp)
+        _draw_card(result, loaded, picture)
     if not result.kept:
         raise typer.Exit(PROMISE_NOT_KEPT)
 
@@ -127,7 +129,32 @@ def _keep_result(result: Verification, config: Config) -> None:
         typer.echo(f"samestep: the result was not written: {error}", err=True)
 
 
-def _write_report(result: Verification, config: Config, report: Path | None, draws_lanes: bool) -> None:
+def _refuse_files(report: Path | None, picture: Path | None) -> None:
+    """Refuse to replace what is not ours; before the work, not after it."""
+    from samestep.report.page import refuse_other_file
+    from samestep.report.picture import refuse_picture
+
+    if report is not None:
+        refuse_other_file(report)
+    if picture is not None:
+        refuse_picture(picture, force=False)
+
+
+def _draw_card(result: Verification, config: Config, picture: Path | None) -> None:
+    from samestep.verify.card import write_card
+
+    if picture is None:
+        return
+    try:
+        write_card(result, config.name, picture)
+        typer.echo(f"Picture: {picture}", err=True)
+    except SamestepError as error:
+        typer.echo(f"No picture: {error}", err=True)
+
+
+def _write_report(
+    result: Verification, config: Config, report: Path | None, draws_lanes: bool, ddp: Verification | None
+) -> None:
     from samestep.report.run_facts import config_fact, run_facts
     from samestep.verify.report import write_report
 
@@ -139,7 +166,7 @@ def _write_report(result: Verification, config: Config, report: Path | None, dra
     facts.pop("ranks", None)
     try:
         lanes = config.lane_count(1) if draws_lanes and _deals_evenly(config) else None
-        write_report(result, config.name, path, facts, lanes)
+        write_report(result, config.name, path, facts, lanes, ddp)
         typer.echo(f"Report: {path}", err=True)
     except SamestepError as error:
         typer.echo(f"No report: {error}", err=True)

@@ -416,13 +416,17 @@
     };
     draw();
     window.addEventListener("resize", redraw);
-    // Newer panels of the same figure: what a reader has chosen stays.
+    // Newer panels of the same figure: what a reader has chosen stays, and so do the controls if they are the same.
+    const shape = (some) => JSON.stringify(some.map((panel) => [panel.title, panel.lines.map((line) => [line.group, Object.keys(line.axes)])]));
     figure.replacePanels = (newer) => {
+      const isSame = shape(newer) === shape(panels);
       const logs = new Map(panels.map((panel) => [panel.title, panel.ylog]));
-      panels = newer;
-      panels.forEach((panel) => { panel.ylog = logs.get(panel.title) ?? panel.ylog; });
+      for (const panel of newer) panel.ylog = logs.get(panel.title) ?? panel.ylog;
+      if (isSame) panels.forEach((panel, at) => Object.assign(panel, newer[at]));
+      else panels = newer;
       if (state.axis !== null && panels.every((panel) => panel.lines.every((line) => state.axis in line.axes))) chooseAxis(panels, state.axis);
-      draw();
+      if (isSame) redraw();
+      else draw();
     };
   }
 

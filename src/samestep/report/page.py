@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import html
 import platform
+import shlex
+import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from importlib.resources import files
 from pathlib import Path
 
-from samestep.errors import OutputError
+from samestep.config.secrets import without_passwords
+from samestep.errors import OutputError, TextError
+from samestep.parsing.files import read_text
 from samestep.report.table import html_table
 from samestep.version import __version__
 
@@ -22,6 +26,9 @@ _POLICY = "default-src 'none'; img-src data:; style-src 'unsafe-inline'; script-
 
 _LIVE = f"{_POLICY}; connect-src 'self'; form-action 'self'"
 """What a page of `samestep ui` may do: also read from the server that it came from."""
+
+_DIGITS = 12
+"""Of a commit's name."""
 
 _STYLE = files("samestep.report").joinpath("page.css").read_text(encoding="utf-8")
 
@@ -48,7 +55,7 @@ def write_document(path: Path, text: str) -> None:
     """Write a page as `page` returns it; an `OutputError` if it cannot be written."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text, encoding="utf-8")
+        path.write_text(text, encoding="utf-8", errors="replace")
     except OSError as error:
         raise OutputError(f"{path} cannot be written: {error.strerror or error}") from None
 
@@ -94,7 +101,33 @@ def _written_by() -> dict[str, str]:
     except PackageNotFoundError:  # on the path, but not installed
         torch = "unknown"
     versions = f"samestep {__version__}, torch {torch}, Python {platform.python_version()}"
+    command, commit = _command(sys.argv), _commit(Path.cwd())
     return {
-        "page written": time.strftime("%Y-%m-%d %H:%M:%S %z"),
+        **({"command": command} if command else {}),
+        **({"commit": commit} if commit else {}),
+        "page written": f"{time.strftime('%Y-%m-%d %H:%M:%S %z')} on {platform.node()}",
         "with": f"{versions} on {platform.system()} {platform.machine()}",
     }
+
+
+def _command(words: Sequence[str]) -> str:
+    """Return the command of ours that runs, as others may read it; empty in other programs."""
+    name = Path(words[0]).name if words else ""
+    if name not in ("samestep", "__main__.py"):
+        return ""
+    shown = [word.partition("=")[0] + "=..." if word.startswith("launch.environment") else word for word in words[1:]]
+    return without_passwords(shlex.join(["samestep", *shown]))
+
+
+def _commit(folder: Path) -> str:
+    """Return the commit that is checked out where the command runs; empty if there is none."""
+    for above in (folder, *folder.parents):
+        git = above / ".git"
+        if git.is_dir():
+            try:
+                head = read_text(git / "HEAD").strip()
+                branch = head.removeprefix("ref: ")
+                return (read_text(git / branch).strip() if branch != head else head)[:_DIGITS]
+            except TextError:  # such as a branch that is packed
+                return ""
+    return ""

@@ -17,7 +17,8 @@ from samestep.run.open_run import Opened
 from samestep.run.run_dir import RANKS
 from samestep.run_setup import RunSetup
 
-SECONDS_BETWEEN = 5.0
+_SECONDS_BETWEEN = 5.0
+_SECONDS_TO_END = 10.0
 
 
 class RanksFile:
@@ -29,6 +30,7 @@ class RanksFile:
         self._starts: list[Any] = []
         self._done = threading.Event()
         self._thread: threading.Thread | None = None
+        self._written = False
 
     def begin(self, step: int) -> None:
         """Start to write, if this process writes the run's files.
@@ -43,10 +45,10 @@ class RanksFile:
         self._thread.start()
 
     def end(self) -> None:
-        """Stop to write. Safe to call twice."""
+        """Write a last time, and stop. Safe to call twice."""
         self._done.set()
         if self._thread is not None:
-            self._thread.join()
+            self._thread.join(_SECONDS_TO_END)  # a disk that hangs does not hold up the run
 
     def _earlier_starts(self, step: int) -> list[Any]:
         """Return the starts of the run that is resumed, up to the step from which this one computes anew."""
@@ -57,14 +59,16 @@ class RanksFile:
             return []  # the first start, or a file that somebody has changed
 
     def _live(self) -> None:
-        while True:
+        ends = warned = False
+        while not ends:
+            ends = self._done.wait(_SECONDS_BETWEEN) if self._written else False
             try:
                 self._write()
             except OSError as error:  # a full disk, most often: the run itself says what is lost
-                self._context.log.warn(f"{self._path} cannot be written, and is not tried again: {error}")
-                return
-            if self._done.wait(SECONDS_BETWEEN):
-                return
+                if not warned:
+                    self._context.log.warn(f"{self._path} cannot be written: {error}")
+                warned = True
+            self._written = True
 
     def _write(self) -> None:
         lanes = self._setup.assignment.by_rank
@@ -77,6 +81,10 @@ class RanksFile:
         ]  # fmt: skip
         document = {"written": time.time(), "starts": self._starts, "ranks": ranks}
         partial = partial_of(self._path)
-        partial.write_text(json.dumps(document), encoding="utf-8")
-        # Not synced: after a crash of the machine nobody asks what its ranks did.
-        Files().replace(partial, self._path)
+        try:
+            partial.write_text(json.dumps(document), encoding="utf-8")
+            # Not synced: after a crash of the machine nobody asks what its ranks did.
+            Files().replace(partial, self._path)
+        except OSError:
+            partial.unlink(missing_ok=True)
+            raise

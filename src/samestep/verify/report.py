@@ -33,8 +33,24 @@ def verdict(result: Verification) -> str:
     return "kept" if result.kept else "NOT kept"
 
 
+def verdict_words(result: Verification) -> str:
+    """Return the verdict in capitals."""
+    return _VERDICTS[result.same] if result.kept else "DIFFERENT"
+
+
+def compared_words(result: Verification) -> str:
+    """Return what was compared, and how many tensors differ."""
+    steps, runs = counted(result.worlds[0].record.steps, "step"), counted(len(result.worlds), "run")
+    return f"{result.different_tensors:,} of {counted(result.tensors, 'tensor')} differ after {steps}, in {runs}"
+
+
 def write_report(
-    result: Verification, title: str, path: Path, facts: Mapping[str, str] | None = None, lanes: int | None = None
+    result: Verification,
+    title: str,
+    path: Path,
+    facts: Mapping[str, str] | None = None,
+    lanes: int | None = None,
+    ddp: Verification | None = None,
 ) -> None:
     """Write the certificate: the verdict, what was compared, the lanes on ranks, and the loss curves.
 
@@ -44,6 +60,7 @@ def write_report(
         path: The file to write.
         facts: What the runs were made with.
         lanes: How many the runs have, if that does not depend on the world size.
+        ddp: The same runs with DistributedDataParallel.
     """
     against = ""
     if result.against:
@@ -59,24 +76,29 @@ Compared with the run on {counted(html.escape(result.worlds[0].label), "rank")}.
 {suspect}
 {against}
 {_lanes(result, lanes)}
-{_figure(result)}"""
+{_figure(result)}
+{"" if ddp is None else _ddp(ddp)}"""
     write_page(path, f"samestep verify: {title}", body, facts)
 
 
 def _certificate(result: Verification) -> str:
-    words = _VERDICTS[result.same] if result.kept else "DIFFERENT"
     hashes = {world.record.state_hash for world in result.worlds}
     found = f"<code>{html.escape(hashes.pop())}</code>" if len(hashes) == 1 else ""
-    steps = counted(result.worlds[0].record.steps, "step")
-    compared = (
-        f"{counted(len(result.worlds), 'run')} of {steps}; of {counted(result.tensors, 'tensor')} of the final state "
-        f"{result.different_tensors:,} differ"
-    )
     first = next((world for world in result.worlds if not world.kept), None)
     reason = result.against_difference if first is None else first
     why = "" if result.kept else f"<span>{html.escape(str(reason))}</span>"
-    return f"""<div class="certificate {"kept" if result.kept else "broken"}"><strong>{words}</strong>
-{found}<span>{compared}</span>{why}</div>"""
+    return f"""<div class="certificate {"kept" if result.kept else "broken"}"><strong>{verdict_words(result)}</strong>
+{found}<span>{compared_words(result)}</span>{why}</div>"""
+
+
+def _ddp(ddp: Verification) -> str:
+    """Return what DistributedDataParallel makes of the same samples."""
+    rows = [[world.label, code(world.record.state_hash), f"{world.record.losses[-1]:.9g}"] for world in ddp.worlds]
+    states = counted(len({world.record.state_hash for world in ddp.worlds}), "different final state")
+    return f"""<h2>Beside it: DistributedDataParallel</h2>
+<p>The same config with <code>same: samples</code>, which has the same samples and plain DDP's arithmetic: {states}.</p>
+{html_table(["ranks", "state", "last loss"], rows, numbers=["ranks", "last loss"])}
+{_figure(ddp)}"""
 
 
 def _lanes(result: Verification, lanes: int | None) -> str:

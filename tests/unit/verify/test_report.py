@@ -31,10 +31,10 @@ def test_the_certificate_counts_tensors_and_draws_lanes_on_ranks(tmp_path: Path)
     write_report(verified(tmp_path / "same", "bits"), "mine", tmp_path / "same.html", lanes=4)
     same = (tmp_path / "same.html").read_text(encoding="utf-8")
     assert "<strong>IDENTICAL</strong>" in same
-    assert "2 runs of 2 steps; of 1 tensor of the final state 0 differ" in same
+    assert "0 of 1 tensor differ after 2 steps, in 2 runs" in same
     assert same.count(">rank 1<") == 1, "of the runs on two ranks"
     write_report(verified(tmp_path / "other", "bits", weight=1.5), "mine", tmp_path / "other.html", lanes=64)
     other = (tmp_path / "other.html").read_text(encoding="utf-8")
     assert "<strong>DIFFERENT</strong>" in other
-    assert "2 runs of 2 steps; of 1 tensor of the final state 1 differ" in other
+    assert "1 of 1 tensor differ after 2 steps, in 2 runs" in other
     assert "Lanes on ranks" not in other, "too many to see"

@@ -5,18 +5,17 @@ from __future__ import annotations
 import secrets
 import shlex
 import socket
-import webbrowser
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from samestep.cli.app import RUNS, Force, app, guarded
-from samestep.errors import LaunchError, MissingExtraError, RunDirError
+from samestep.errors import LaunchError, MissingExtraError, PlanError, RunDirError
 
 if TYPE_CHECKING:
-    from samestep.cli.ui.folders import Folders
+    from samestep.cli.ui.overview import Find
 
 _FIRST_PORT, _PORTS = 8420, 20
 _USUAL = ("runs", "sweeps")
@@ -33,7 +32,6 @@ def ui(
     port: Annotated[
         int | None, typer.Option(min=1, max=65535, help="The port on 127.0.0.1; a free one if not given.")
     ] = None,
-    browser: Annotated[bool, typer.Option("--open", help="Open the page in a browser.")] = False,
     share: Annotated[Path | None, typer.Option(help="Write the page into one HTML file, and serve nothing.")] = None,
     force: Force = False,
 ) -> None:
@@ -46,10 +44,12 @@ def ui(
     """
     with guarded():
         chosen = _existing(folders)
+        if share is not None and port is not None:
+            raise PlanError("--share writes a file and serves nothing: leave out --port")
         if share is not None:
             _share(chosen, share, force)
         else:
-            _serve(chosen, port, browser)
+            _serve(chosen, port)
 
 
 def _existing(folders: Sequence[Path] | None) -> list[Path]:
@@ -64,16 +64,31 @@ def _existing(folders: Sequence[Path] | None) -> list[Path]:
     return found
 
 
-def find_all(folders: Sequence[Path]) -> Folders:
-    """Return what is in some folders; a line on stderr for each that cannot be read."""
+def find_all(folders: Sequence[Path]) -> Find:
+    """Return a function that looks into some folders; once it prints a line for each that cannot be read."""
     from samestep.cli.ui.folders import Folders, find_folders
 
-    each = [find_folders(folder, lambda line: typer.echo(f"samestep: {line}", err=True)) for folder in folders]
-    return Folders(
-        [run for found in each for run in found.runs],
-        [sweep for found in each for sweep in found.sweeps],
-        [proof for found in each for proof in found.proofs],
-    )
+    warned: set[str] = set()
+
+    def warn(line: str) -> None:
+        if line not in warned:
+            typer.echo(f"samestep: {line}", err=True)
+        warned.add(line)
+
+    def find() -> Folders:
+        each = [find_folders(folder, warn) for folder in folders]
+        return Folders(
+            _distinct(run for found in each for run in found.runs),
+            _distinct(sweep for found in each for sweep in found.sweeps),
+            _distinct(proof for found in each for proof in found.proofs),
+        )
+
+    return find
+
+
+def _distinct(paths: Iterable[Path]) -> list[Path]:
+    """Return each place once, by the first of its names."""
+    return list({path.resolve(): path for path in reversed(list(paths))}.values())[::-1]
 
 
 def _share(folders: Sequence[Path], path: Path, force: bool) -> None:
@@ -83,15 +98,15 @@ def _share(folders: Sequence[Path], path: Path, force: bool) -> None:
 
     if not force:
         refuse_other_file(path, "--force replaces it, or name another file")
-    write_document(path, static_page(Pages(lambda: find_all(folders)).all()))
+    write_document(path, static_page(Pages(find_all(folders)).all()))
     typer.echo(f"Page: {path}")
 
 
-def _serve(folders: Sequence[Path], port: int | None, browser: bool) -> None:
+def _serve(folders: Sequence[Path], port: int | None) -> None:
     from samestep.cli.ui.pages import Pages
 
     try:
-        from samestep.cli.ui.server import LiveServer, serve
+        from samestep.cli.ui.server import LiveServer
     except ImportError:
         raise MissingExtraError("samestep ui", "ui") from None
     token = secrets.token_urlsafe(24)
@@ -101,9 +116,7 @@ def _serve(folders: Sequence[Path], port: int | None, browser: bool) -> None:
         typer.echo(f"{', '.join(map(str, folders))}: {address}")
         forward = shlex.join(["ssh", "-N", "-L", f"{number}:127.0.0.1:{number}", socket.gethostname()])
         typer.echo(f"From another machine, first: {forward}. Ctrl-C ends it.", err=True)
-        if browser:
-            webbrowser.open(address)
-        serve(LiveServer(Pages(lambda: find_all(folders)), token), listening)
+        LiveServer(Pages(find_all(folders)), token).serve(listening)
 
 
 def _listening(port: int | None) -> socket.socket:

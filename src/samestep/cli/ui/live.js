@@ -26,7 +26,8 @@
   }
 
   const valueOf = (row, column) => {
-    const text = row.cells[column].textContent.replaceAll(",", "");
+    const cell = row.cells[column];
+    const text = cell.querySelector("[data-value]")?.dataset.value || cell.textContent.replaceAll(",", "");
     const number = parseFloat(text);
     return Number.isNaN(number) ? text : number;
   };
@@ -81,16 +82,29 @@
   document.querySelectorAll(".log").forEach((log) => { log.scrollTop = log.scrollHeight; });
   arrange();
 
-  const events = new EventSource(address("events"));
-  events.addEventListener("open", () => { words.textContent = "live"; words.className = ""; });
-  events.addEventListener("error", () => { words.textContent = "the server does not answer"; words.className = "lost"; });
-  events.addEventListener("message", (event) => {
-    const change = JSON.parse(event.data);
+  let events = null;
+
+  function follow() {
+    events = new EventSource(address("events"));
+    events.addEventListener("open", () => { words.textContent = "live"; words.className = ""; });
+    events.addEventListener("error", () => { words.textContent = "the server does not answer"; words.className = "lost"; });
+    events.addEventListener("message", (event) => show(JSON.parse(event.data)));
+  }
+
+  function show(change) {
     for (const [name, text] of Object.entries(change.parts || {})) replacePart(name, text);
     const figure = document.querySelector("figure.chart");
     if (change.panels && !figure) location.reload(); // its first numbers
     else if (change.panels) figure.replacePanels(change.panels);
     arrange();
+  }
+
+  // A browser has six connections to a server, for all of its tabs.
+  document.addEventListener("visibilitychange", () => {
+    events?.close();
+    events = null;
+    if (!document.hidden) follow();
   });
-  addEventListener("pagehide", () => events.close());
+  addEventListener("pagehide", () => events?.close());
+  if (!document.hidden) follow();
 })();

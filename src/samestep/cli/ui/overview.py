@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import html
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +17,9 @@ from samestep.sweep.study_folder import SWEEP, coordinator_of
 
 _KINDS = {"finished": "kept", "stopped_early": "kept", "failed": "broken", "killed": "broken", "unreadable": "broken"}
 """The color of a status."""
-_SILENT = 60.0
-"""Seconds after which a run that trains is said to be silent."""
+
+_FAR_AWAY = 1e11
+"""Seconds since 1970 that are no date."""
 
 Find = Callable[[], Folders]
 
@@ -33,7 +34,9 @@ class RunsView(View):
         self._known: dict[Path, tuple[tuple[int, ...], RunState]] = {}
 
     def parts(self, link: Link) -> dict[str, str]:
-        states = sorted(map(self._state, self._find().single_runs), key=lambda state: -state.changed)
+        runs = self._find().single_runs
+        states = sorted(map(self._state, runs), key=lambda state: -state.changed)
+        self._known = {run: self._known[run] for run in runs if run in self._known}
         if not states:
             return {"runs": "<p>There are no runs here yet.</p>"}
         columns = ["", "run", "status", "step", "ranks", "loss", "", "best", "last sign"]
@@ -60,18 +63,19 @@ def _run_row(state: RunState, link: Link) -> Sequence[Any]:
     address = link("run", state.path)
     name = html.escape(str(state.path), quote=True)
     choice = f'<input type="checkbox" class="choose" value="{name}" aria-label="compare {name}">'
+    choice = choice if address.startswith("run?") else ""  # on a page of the server
     total = "" if state.total is None else f" / {state.total:,}"
     return (
         Cell(choice), anchor(address, str(state.path)), status_cell(state), f"{state.step:,}{total}",
-        state.worlds, text_of(state.loss) or "", Cell(sparkline_svg(state.losses)), state.best, ago(state.age),
+        state.worlds, text_of(state.loss) or "", Cell(sparkline_svg(state.losses)), state.best,
+        Cell(f'<span data-value="{state.age:.0f}">{ago(state.age)}</span>'),
     )  # fmt: skip
 
 
 def status_cell(state: RunState) -> Cell:
     """Return a run's status in its color; one that trains and writes nothing is said to be silent."""
-    silent = state.status == "running" and state.age > _SILENT
-    words = f"running, silent for {ago(state.age)}" if silent else state.status.replace("_", " ")
-    return marked(words, f"short {'broken' if silent else _KINDS.get(state.status, '')}".rstrip())
+    words = f"running, silent for {ago(state.age)}" if state.is_silent else state.status.replace("_", " ")
+    return marked(words, f"short {'broken' if state.is_silent else _KINDS.get(state.status, '')}".rstrip())
 
 
 class SweepsView(View):
@@ -113,7 +117,7 @@ class ProofsView(View):
         known = [(path, one) for path, one in documents if isinstance(one.get("worlds"), dict)]
         if not known:
             return {"proofs": "<p>Nothing was verified here yet: <code>samestep verify CONFIG</code></p>"}
-        known.sort(key=lambda pair: -float(pair[1].get("time", 0)))
+        known.sort(key=lambda pair: -_time(pair[1]))
         rows = [_proof_row(path, one) for path, one in known]
         columns = ["config", "result", "ranks", "steps", "hash", "first difference", "when"]
         return {"proofs": html_table(columns, rows, kind="rows")}
@@ -124,11 +128,16 @@ def _proof_row(path: Path, proof: dict[str, Any]) -> Sequence[Any]:
     first = next(iter(worlds.values()), {})
     wrong = [_difference(label, one) for label, one in worlds.items() if one.get("first_difference")]
     verdict = marked("kept", "kept") if proof.get("kept") else marked("broken", "broken")
-    when = time.strftime("%Y-%m-%d %H:%M", time.localtime(float(proof.get("time", 0))))
+    when = time.strftime("%Y-%m-%d %H:%M", time.localtime(_time(proof)))
     return (
         f"{proof.get('name', '')} ({path.parent.parent})", verdict, ", ".join(worlds), first.get("steps", ""),
         code(str(first.get("state_hash", ""))), "; ".join(wrong) or "none", when,
     )  # fmt: skip
+
+
+def _time(proof: Mapping[str, Any]) -> float:
+    found = proof.get("time")
+    return float(found) if isinstance(found, (int, float)) and 0 <= found < _FAR_AWAY else 0.0
 
 
 def _difference(label: str, world: dict[str, Any]) -> str:

@@ -42,13 +42,13 @@ class Pages:
         if kind == "compare" and runs:
             return CompareView(list(dict.fromkeys(runs))[:_MOST_COMPARED])
         sweeps = [sweep for sweep in found.sweeps if str(sweep) in paths]
-        return SweepView(sweeps[0], found.runs) if kind == "sweep" and sweeps else None
+        return SweepView(sweeps[0], self._find) if kind == "sweep" and sweeps else None
 
     def all(self) -> Sequence[View]:
         """Return the lists, the newest runs, and the sweeps."""
         found = self._find()
         newest = sorted(found.single_runs, key=lambda run: -read_state(run).changed)[:_MOST_SHARED]
         whole: list[View] = [RunView(run) for run in newest]
-        whole += [SweepView(sweep, found.runs) for sweep in found.sweeps]
+        whole += [SweepView(sweep, self._find) for sweep in found.sweeps]
         listed = {"": len(found.single_runs) > 1, "sweeps": len(found.sweeps) > 1, "proofs": bool(found.proofs)}
         return [*(self._lists[name] for name, is_shown in listed.items() if is_shown), *whole] or [self._lists[""]]

@@ -87,9 +87,9 @@ def _state_table(state: RunState) -> str:
     rows += [("best", state.best)] if state.best else []
     rows += [("last sign", f"{ago(state.age)} ago")]
     rows += [("why", marked(state.reason, "broken"))] if state.reason else []
-    if state.status not in ("finished", "stopped_early", "running"):
+    if state.is_silent or state.status not in ("finished", "stopped_early", "running"):
         rows.append(("resume it", code(shlex.join(["samestep", "resume", str(state.path)]))))
-    elif state.status == "running":
+    if state.status == "running":
         rows.append(("stop it", code(shlex.join(["samestep", "stop", str(state.path)]))))
     return html_table((), rows, kind="facts")
 
@@ -119,7 +119,8 @@ def _config_table(run: Path) -> str:
         return ""
     command = document_of(run / "origin.json").get("command")
     known = command if isinstance(command, dict) else {}
-    overrides = [text for text in known.get("overrides", ()) if isinstance(text, str)]
+    given = known.get("overrides")
+    overrides = [text for text in given if isinstance(text, str)] if isinstance(given, list) else []
     set_here = {text.partition("=")[0]: text for text in overrides}
     typed = " ".join(shlex.quote(str(word)) for word in (known.get("verb"), known.get("file"), *overrides) if word)
     head = f"<p>Started by <code>samestep {html.escape(typed)}</code></p>" if typed else ""

@@ -7,7 +7,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from samestep.checkpoint.run_result import RESULT, read_result
 from samestep.cli.show import status_of, text_of
@@ -19,8 +19,10 @@ from samestep.run.run_dir import RANKS
 
 _SAMPLES = 32
 """Points of a sparkline."""
-_BLOCK = 2048
-"""Bytes that are read for each; a row has a few hundred."""
+_BLOCKS = (2048, 32768, 524288)
+"""Bytes that are read for each, if fewer hold no whole row: most have a few hundred."""
+_SILENT = 60.0
+"""Seconds after which a run that trains is said to be silent."""
 _WIDTH, _HEIGHT = 110, 22
 
 
@@ -41,12 +43,17 @@ class RunState:
     losses: Sequence[float] = ()
     """A few, evenly spread over the run."""
     changed: float = 0.0
-    """When it last wrote something."""
+    """When it last wrote numbers, or its result."""
 
     @property
     def age(self) -> float:
-        """Seconds since it last wrote something."""
+        """Seconds since it last wrote numbers, or its result."""
         return time.time() - self.changed
+
+    @property
+    def is_silent(self) -> bool:
+        """Whether it is said to train, and has written nothing for long."""
+        return self.status == "running" and self.age > _SILENT
 
     @property
     def worlds(self) -> str:
@@ -82,10 +89,10 @@ def _newest_best(run: Path) -> Mapping[str, Any] | None:
 
 
 def starts_of(run: Path) -> list[Any]:
-    """Return the first step, world size and time of every start of a run; empty if that is not known."""
+    """Return the first step and the world size of every start of a run; empty if that is not known."""
     found = document_of(run / RANKS).get("starts")
-    known = ("step", "world", "time")
-    return [start for start in found if all(key in start for key in known)] if isinstance(found, list) else []
+    starts = [start for start in found if isinstance(start, dict)] if isinstance(found, list) else []
+    return [start for start in starts if all(isinstance(start.get(key), int) for key in ("step", "world"))]
 
 
 def document_of(path: Path) -> dict[str, Any]:
@@ -104,7 +111,8 @@ def _whole(path: Path, key: str) -> int | None:
 
 def _changed(run: Path) -> float:
     times = []
-    for name in (RESULT, METRICS, RANKS):
+    # Not of ranks.json: its thread writes on while a run hangs.
+    for name in (RESULT, METRICS):
         try:
             times.append((run / name).stat().st_mtime)
         except OSError:
@@ -114,32 +122,33 @@ def _changed(run: Path) -> float:
 
 def sample_rows(path: Path) -> list[dict[str, Any]]:
     """Return rows from evenly spread places of a file of any length, and its last ones; empty if it cannot be read."""
-    rows = []
+    rows: dict[int, dict[str, Any]] = {}
     try:
         with open_regular(path) as file:
             size = file.seek(0, os.SEEK_END)
             for number in range(_SAMPLES + 1):
-                file.seek(max(0, (size - _BLOCK) * number // _SAMPLES))
-                block = file.read(_BLOCK).decode("utf-8", "replace")
-                lines = block.split("\n")
-                # A block begins inside of a line, unless it is the file's first.
-                rows += _rows(lines if number == 0 else lines[1:], every=number == _SAMPLES)
-    except (OSError, TextError):
+                for block in _BLOCKS:
+                    found = _rows_at(file, (size - block) * number // _SAMPLES, block)
+                    if found or block >= size:
+                        break
+                rows |= found if number == _SAMPLES else dict(list(found.items())[:1])
+    except OSError:
         return []
-    return sorted({row["step"]: row for row in rows}.values(), key=lambda row: row["step"])
+    return [rows[step] for step in sorted(rows)]
 
 
-def _rows(lines: Sequence[str], every: bool) -> list[dict[str, Any]]:
-    found = []
-    for line in lines:
+def _rows_at(file: BinaryIO, start: int, size: int) -> dict[int, dict[str, Any]]:
+    """Return the rows of steps in a part of a file, by step."""
+    file.seek(max(0, start))
+    lines = file.read(size).decode("utf-8", "replace").split("\n")
+    found = {}
+    for line in lines[start > 0 :]:  # a part begins inside of a line
         try:
             row = parse_json(line)
         except TextError:
             continue  # half a line
         if isinstance(row, dict) and isinstance(row.get("step"), int) and isinstance(row.get("loss"), float):
-            found.append(row)
-            if not every:
-                break
+            found[row["step"]] = row
     return found
 
 

@@ -25,6 +25,8 @@ from samestep.report.chart import Panel, embedded_json
 _HOSTS = ["127.0.0.1", "localhost", "[::1]"]
 """A page of another site can send a browser here under its own name, and not under these."""
 _SECONDS_BETWEEN = 1.5
+_SECONDS_TO_NOTICE = 0.25
+"""Until a page that is followed notices that the server ends."""
 _SHARE_OF_TIME = 10
 """Looking takes at most one part in so many of a core."""
 _HEADERS = {"Cache-Control": "no-store", "Referrer-Policy": "no-referrer", "X-Content-Type-Options": "nosniff"}
@@ -40,6 +42,20 @@ class LiveServer:
 
     def __init__(self, pages: Pages, token: str) -> None:
         self._pages, self._token = pages, token
+        self._server: uvicorn.Server | None = None
+
+    def serve(self, listening: socket.socket) -> None:
+        """Answer requests until this process is interrupted.
+
+        Args:
+            listening: Bound to loopback.
+        """
+        config = uvicorn.Config(self.app(), log_level="warning", access_log=False, timeout_graceful_shutdown=3)
+        self._server = uvicorn.Server(config)
+        self._server.run(sockets=[listening])
+
+    def _is_ending(self) -> bool:
+        return self._server is not None and self._server.should_exit
 
     def app(self) -> Starlette:
         """Return the application that a server runs."""
@@ -56,7 +72,7 @@ class LiveServer:
             if shown and self._is_token(shown):
                 rest = request.url.remove_query_params("token")
                 response: Response = RedirectResponse(f"{rest.path}?{rest.query}".rstrip("?"))
-                response.set_cookie(self._name(request), self._token, httponly=True, samesite="strict")
+                response.set_cookie(self._name(request), self._token, httponly=True, samesite="lax")
             elif not self._is_token(request.cookies.get(self._name(request), "")):
                 words = "This page needs the whole address that `samestep ui` has printed, with its token.\n"
                 response = PlainTextResponse(words, status_code=403)
@@ -78,48 +94,42 @@ class LiveServer:
         view = await run_in_threadpool(self._pages.at, f"{request.url.path}?{request.url.query}")
         if view is None:
             return PlainTextResponse("There is no such run or sweep here any more.\n", status_code=404)
-        return HTMLResponse(await run_in_threadpool(live_page, view))
+        return _html(await run_in_threadpool(live_page, view))
 
     async def _share(self, request: Request) -> Response:
         view = await run_in_threadpool(self._pages.at, request.query_params.get("page", ""))
         if view is None:
             return PlainTextResponse("There is no such page.\n", status_code=404)
-        return HTMLResponse(await run_in_threadpool(static_page, [view]))
+        return _html(await run_in_threadpool(static_page, [view]))
 
     async def _events(self, request: Request) -> Response:
         view = await run_in_threadpool(self._pages.at, request.query_params.get("page", ""))
         if view is None:
             return Response(status_code=204)  # a browser does not ask again
-        return StreamingResponse(_changes(view), media_type="text/event-stream")
+        return StreamingResponse(self._changes(view), media_type="text/event-stream")
+
+    async def _changes(self, view: View) -> AsyncIterator[str]:
+        """Yield what changes on a page, as server-sent events, until its reader or the server leaves."""
+        before: dict[str, str] = {}
+        while not self._is_ending():
+            began = time.monotonic()
+            parts, panels = await run_in_threadpool(_look, view)
+            changed = {name: text for name, text in parts.items() if before.get(name) != text}
+            event: dict[str, object] = {"parts": changed} if changed else {}
+            if panels is not None:
+                event["panels"] = [asdict(panel) for panel in panels]
+            before = parts
+            # An empty comment notices a reader who has left.
+            yield f"data: {embedded_json(event)}\n\n" if event else ":\n\n"
+            until = began + max(_SECONDS_BETWEEN, _SHARE_OF_TIME * (time.monotonic() - began))
+            while time.monotonic() < until and not self._is_ending():
+                await anyio.sleep(_SECONDS_TO_NOTICE)
 
 
-async def _changes(view: View) -> AsyncIterator[str]:
-    """Yield what changes on a page, as server-sent events, until its reader leaves."""
-    before: dict[str, str] = {}
-    while True:
-        began = time.monotonic()
-        parts, panels = await run_in_threadpool(_look, view)
-        changed = {name: text for name, text in parts.items() if before.get(name) != text}
-        event: dict[str, object] = {"parts": changed} if changed else {}
-        if panels is not None:
-            event["panels"] = [asdict(panel) for panel in panels]
-        before = parts
-        # An empty comment notices a reader who has left.
-        yield f"data: {embedded_json(event)}\n\n" if event else ":\n\n"
-        await anyio.sleep(max(_SECONDS_BETWEEN, _SHARE_OF_TIME * (time.monotonic() - began)))
+def _html(text: str) -> HTMLResponse:
+    """Return a page; names that are not UTF-8 are shown with question marks."""
+    return HTMLResponse(text.encode("utf-8", "replace"))
 
 
 def _look(view: View) -> tuple[dict[str, str], Sequence[Panel] | None]:
     return view.parts(live_link), view.panels()
-
-
-def serve(server: LiveServer, listening: socket.socket) -> None:
-    """Answer requests until this process is interrupted.
-
-    Args:
-        server: What answers.
-        listening: Bound to loopback.
-    """
-    # A page that follows its run never ends its request by itself.
-    config = uvicorn.Config(server.app(), log_level="warning", access_log=False, timeout_graceful_shutdown=1)
-    uvicorn.Server(config).run(sockets=[listening])

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import html
+import shlex
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from samestep.cli.show import text_of
+from samestep.cli.ui.overview import Find
 from samestep.cli.ui.run_state import read_state, sparkline_svg
 from samestep.cli.ui.view import Link, View, anchor
-from samestep.errors import MissingExtraError, SamestepError
+from samestep.errors import NotTrusted, SamestepError
 from samestep.report.table import Cell, html_table, marked
 from samestep.sweep.study_folder import trial_folder
 
@@ -26,9 +28,9 @@ class SweepView(View):
 
     where = "sweeps"
 
-    def __init__(self, folder: Path, runs: Sequence[Path]) -> None:
-        self._folder = folder
-        self._runs = [run for run in runs if folder in run.parents]
+    def __init__(self, folder: Path, find: Find) -> None:
+        self._folder, self._find = folder, find
+        self._runs: Sequence[Path] = ()
         self.title = str(folder)
 
     def parts(self, link: Link) -> dict[str, str]:
@@ -37,8 +39,12 @@ class SweepView(View):
 
             loaded = reload_sweep(self._folder)
             trials = trials_of(loaded)
-        except (SamestepError, MissingExtraError) as error:
+        except NotTrusted as error:
+            show = shlex.join(["samestep", "show", str(self._folder), "--trust"])
+            return {"trials": f"<p>{html.escape(str(error))}: <code>{html.escape(show)}</code></p>"}
+        except SamestepError as error:
             return {"trials": f"<p>{html.escape(str(error))}</p>"}
+        self._runs = [run for run in self._find().runs if self._folder in run.parents]
         return {"trials": self._table(loaded, trials, link)}
 
     def _table(self, loaded: LoadedSweep, trials: Sequence[TrialRecord], link: Link) -> str:

@@ -27,7 +27,7 @@ def axes_of(history: History) -> Axes:
         history: The run.
     """
     found: dict[AxisName, Callable[[float], float]] = {"step": float}
-    if (epochs := history.metrics.get("epoch")) is not None:
+    if (epochs := history.metrics.get("epoch")) is not None and all(map(math.isfinite, epochs.values)):
         found["epoch"] = _epochs(epochs.steps, epochs.values)
     if (seconds := history.metrics.get("seconds")) is not None and all(map(math.isfinite, seconds.values)):
         found["seconds"] = _Interpolation([*seconds.steps, seconds.steps[-1] + 1], [0.0, *accumulate(seconds.values)])

@@ -91,9 +91,9 @@ def _lines(histories: Sequence[History], places: Sequence[Axes], metrics: Sequen
 
 def _suffix(metric: str, metrics: Sequence[str]) -> str:
     """Return in what a curve differs from the others of its panel."""
-    if len(metrics) > 1 and metric.startswith(_VALIDATION):
-        return "validation"
-    return metric.removeprefix(base(metric))
+    place = metric.removeprefix(base(metric))
+    trained = metric.removeprefix(_VALIDATION)
+    return f"validation {place}".rstrip() if trained != metric and trained in metrics else place
 
 
 def _rounded(values: Sequence[float | None]) -> list[float | None]:
@@ -102,4 +102,4 @@ def _rounded(values: Sequence[float | None]) -> list[float | None]:
 
 def _round(value: float) -> float:
     """To what a picture shows, which halves the page; `--json` has every bit."""
-    return int(value) if value == int(value) else float(f"{value:.{_DIGITS}g}")
+    return int(value) if float(value).is_integer() else float(f"{value:.{_DIGITS}g}")
