@@ -51,6 +51,9 @@ class Run(RunMeasures):
     """One run on this process: prepares objects, gives steps, evaluates, saves and logs.
 
     `samestep.start` opens one. All ranks make the same calls in the same order.
+
+        with samestep.start(epochs=3) as run:
+            model, optimizer, loader = run.prepare(model, optimizer, loader)
     """
 
     def __init__(self, config: Config, context: RunContext) -> None:

@@ -242,7 +242,13 @@ class RunFiles(RunPlace):
         return self._parts.saver.state
 
     def whole_state(self) -> AbstractContextManager[None]:
-        """Return what lets rank 0 have all of `state`, where `distributed.shard` deals it out. Every rank enters it."""
+        """Return what lets rank 0 have all of `state`, where `distributed.shard` deals it out. Every rank enters it.
+
+        Example:
+            with run.whole_state():
+                if run.is_main:
+                    torch.save(optimizer.state_dict(), "optimizer.pt")
+        """
         return self._parts.saver.whole_state()
 
     def register(self, name: str, item: Stateful) -> None:
@@ -252,6 +258,9 @@ class RunFiles(RunPlace):
             name: What the checkpoint calls it.
             item: Something with `state_dict()` and `load_state_dict()`, whose state is the same
                 on all ranks.
+
+        Example:
+            run.register("curriculum", curriculum)
         """
         self._with_parts(lambda parts: parts.saver.keep(name, item))
 
@@ -295,6 +304,9 @@ class RunFiles(RunPlace):
         Args:
             metrics: Numbers, text or lists of them, by name.
             best: Whether to save these weights as the best so far, when the step is finished.
+
+        Example:
+            run.record_metrics({"accuracy": accuracy}, best=accuracy > highest)
         """
         index = self._passes_of("run.record_metrics").data.index
         self._parts.saver.remember(index + 1, metrics, best)
@@ -339,7 +351,11 @@ class RunFiles(RunPlace):
         return self._passes_of("run.step").data.index
 
     def log(self, step: int, values: Mapping[str, Any]) -> None:
-        """Write numbers, tensors, figures to the trackers, once. Call it on every rank or on any."""
+        """Write numbers, tensors, figures to the trackers, once. Call it on every rank or on any.
+
+        Example:
+            run.log(run.step, {"learning_rate": scheduler.get_last_lr()[0]})
+        """
         self._parts.log.write(step, values)
 
     def flush(self) -> None:

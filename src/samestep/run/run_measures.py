@@ -276,6 +276,9 @@ class RunMeasures(RunFiles):
 
         Args:
             value: What follows from the batches of this step.
+
+        Example:
+            accuracy = run.mean((logits.argmax(1) == y).float().mean())
         """
         if self._passes is None:
             raise StepError(
@@ -314,6 +317,9 @@ class RunMeasures(RunFiles):
 
         Returns:
             What it returned, for all lanes: tensors as the loader yields them.
+
+        Example:
+            edges = run.each_lane(lambda x: torch.from_numpy(canny(x.numpy())), x)
         """
         return each_lane(function, args, kwargs)
 

@@ -57,7 +57,11 @@ class RunPlace:
         return self.context.is_main
 
     def print(self, *values: Any, sep: str = " ", end: str = "\n") -> None:
-        """`print`, once for the run: on rank 0."""
+        """`print`, once for the run: on rank 0.
+
+        Example:
+            run.print(f"epoch {epoch}: loss {loss:.4f}")
+        """
         if self.is_main:
             print(*values, sep=sep, end=end, flush=True)
 
@@ -66,6 +70,9 @@ class RunPlace:
 
         Args:
             prepare: Downloads or unpacks data, for example; what it draws at random changes nothing.
+
+        Example:
+            run.once_per_node(lambda: download("data/"))
         """
         with self.context.rank0_first() as first:
             if first:
@@ -77,12 +84,19 @@ class RunPlace:
 
         Args:
             prepare: Computes statistics of shares of the data, for example.
+
+        Example:
+            run.on_all_ranks(lambda context: tokenizer.fit(texts[context.rank :: context.world]))
         """
         prepare(self.context)
         self.setup.rng.enter(INIT)
 
     def scaled_lr(self, lr: float) -> float:
-        """Return a learning rate for this run's global batch, by `lr_scaling` against `base_batch`."""
+        """Return a learning rate for this run's global batch, by `lr_scaling` against `base_batch`.
+
+        Example:
+            optimizer = torch.optim.AdamW(model.parameters(), lr=run.scaled_lr(1e-3))
+        """
         scaled = describe_scaling(self.config, self.batch.global_batch)
         if scaled is not None:
             self.context.log.main(scaled)
