@@ -39,6 +39,15 @@ def read_json(path: Path) -> Any:
     return parse_json(read_text(path))
 
 
+def read_object(path: Path) -> dict[str, Any]:
+    """Return the object in a JSON file; empty if the file cannot be read or holds another value."""
+    try:
+        value = read_json(path)
+    except TextError:
+        return {}
+    return value if isinstance(value, dict) else {}
+
+
 def read_json_lines(path: Path) -> Iterator[dict[str, Any] | None]:
     """Yield the object of each line of a file; None for a line that holds none.
 

@@ -11,7 +11,7 @@ from typing import Any
 from samestep.config import Config
 from samestep.errors import TextError
 from samestep.parsing.files import read_bytes
-from samestep.parsing.json_text import read_json
+from samestep.parsing.json_text import read_object
 
 _PLAN = {
     "device": "device",
@@ -33,7 +33,7 @@ def run_facts(run: Path) -> dict[str, str]:
         run: a run's directory.
     """
     facts = {"config": _digest(config)} if (config := _content(run / "config.json")) else {}
-    plan = _document(run / "plan.json")
+    plan = read_object(run / "plan.json")
     facts |= {title: str(plan[key]) for key, title in _PLAN.items() if key in plan}
     versions = _newest_manifest(run).get("versions")
     if isinstance(versions, Mapping):
@@ -55,7 +55,7 @@ def config_differences(runs: Sequence[Path]) -> list[tuple[str, ...]]:
 
 def flat_config(run: Path) -> dict[str, str]:
     """Return the values of a run's config as JSON, by their dotted keys; empty if it cannot be read."""
-    document = _document(run / "config.json")
+    document = read_object(run / "config.json")
     return dict(_flat(document)) if document else {}
 
 
@@ -84,13 +84,4 @@ def _digest(content: bytes) -> str:
 
 
 def _newest_manifest(run: Path) -> Mapping[str, Any]:
-    return _document(max((run / "checkpoints").glob("step-*/manifest.json"), default=run / "none"))
-
-
-def _document(path: Path) -> Mapping[str, Any]:
-    """Return the JSON object in a file; empty if there is none, as before a run's first checkpoint."""
-    try:
-        value = read_json(path)
-    except TextError:
-        return {}
-    return value if isinstance(value, dict) else {}
+    return read_object(max((run / "checkpoints").glob("step-*/manifest.json"), default=run / "none"))

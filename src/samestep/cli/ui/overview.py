@@ -10,8 +10,9 @@ from typing import Any
 
 from samestep.cli.show import text_of
 from samestep.cli.ui.folders import Folders
-from samestep.cli.ui.run_state import RunState, document_of, read_state, sparkline_svg
+from samestep.cli.ui.run_state import RunState, read_state, sparkline_svg
 from samestep.cli.ui.view import Link, View, ago, anchor
+from samestep.parsing.json_text import read_object
 from samestep.report.table import Cell, code, html_table, marked
 from samestep.sweep.study_folder import SWEEP, coordinator_of
 
@@ -95,7 +96,7 @@ class SweepsView(View):
 
 
 def _sweep_row(sweep: Path, link: Link) -> Sequence[Any]:
-    document, holder = document_of(sweep / SWEEP), coordinator_of(sweep)
+    document, holder = read_object(sweep / SWEEP), coordinator_of(sweep)
     objective = document.get("objective")
     words = f"{objective.get('metric')}, {objective.get('mode')}" if isinstance(objective, dict) else ""
     running = holder is not None and holder.is_alive
@@ -113,7 +114,7 @@ class ProofsView(View):
 
     def parts(self, link: Link) -> dict[str, str]:
         del link
-        documents = [(path, document_of(path)) for path in self._find().proofs]
+        documents = [(path, read_object(path)) for path in self._find().proofs]
         known = [(path, one) for path, one in documents if isinstance(one.get("worlds"), dict)]
         if not known:
             return {"proofs": "<p>Nothing was verified here yet: <code>samestep verify CONFIG</code></p>"}

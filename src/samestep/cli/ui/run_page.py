@@ -14,10 +14,11 @@ from samestep.checkpoint.listing import FoundCheckpoint, list_checkpoints
 from samestep.cli.show import checkpoint_marks, checkpoint_row, text_of
 from samestep.cli.ui.overview import status_cell
 from samestep.cli.ui.ranks_drawing import draw_ranks
-from samestep.cli.ui.run_state import RunState, document_of, read_state, starts_of
+from samestep.cli.ui.run_state import RunState, read_state, starts_of
 from samestep.cli.ui.view import Link, View, ago
 from samestep.errors import RunDirError, TextError
 from samestep.parsing.files import open_regular
+from samestep.parsing.json_text import read_object
 from samestep.parsing.limits import visible
 from samestep.report.chart import Panel
 from samestep.report.curves.choice import MOST_PANELS, choose, known_metrics
@@ -45,7 +46,7 @@ class RunView(View):
     def parts(self, link: Link) -> dict[str, str]:
         del link
         state = read_state(self._run)
-        ranks = document_of(self._run / RANKS)
+        ranks = read_object(self._run / RANKS)
         drawn = draw_ranks(ranks, is_over=state.status != "running", now=time.time())
         checkpoints = list_checkpoints(self._run / "checkpoints", checksums=False)
         return {
@@ -117,7 +118,7 @@ def _config_table(run: Path) -> str:
     values = flat_config(run)
     if not values:
         return ""
-    command = document_of(run / "origin.json").get("command")
+    command = read_object(run / "origin.json").get("command")
     known = command if isinstance(command, dict) else {}
     given = known.get("overrides")
     overrides = [text for text in given if isinstance(text, str)] if isinstance(given, list) else []

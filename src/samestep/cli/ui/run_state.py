@@ -13,7 +13,7 @@ from samestep.checkpoint.run_result import RESULT, read_result
 from samestep.cli.show import status_of, text_of
 from samestep.errors import CheckpointError, TextError
 from samestep.parsing.files import open_regular
-from samestep.parsing.json_text import parse_json, read_json
+from samestep.parsing.json_text import parse_json, read_object
 from samestep.report.curves.history import METRICS
 from samestep.run.run_dir import RANKS
 
@@ -84,28 +84,19 @@ def read_state(run: Path) -> RunState:
 def _newest_best(run: Path) -> Mapping[str, Any] | None:
     """Return the best evaluation by the newest checkpoint: a run that trains has no result yet."""
     newest = max((run / "checkpoints").glob("step-*/manifest.json"), default=None)
-    best = None if newest is None else document_of(newest).get("best")
+    best = None if newest is None else read_object(newest).get("best")
     return best if isinstance(best, dict) else None
 
 
 def starts_of(run: Path) -> list[Any]:
     """Return the first step and the world size of every start of a run; empty if that is not known."""
-    found = document_of(run / RANKS).get("starts")
+    found = read_object(run / RANKS).get("starts")
     starts = [start for start in found if isinstance(start, dict)] if isinstance(found, list) else []
     return [start for start in starts if all(isinstance(start.get(key), int) for key in ("step", "world"))]
 
 
-def document_of(path: Path) -> dict[str, Any]:
-    """Return the object in a JSON file; empty if there is none."""
-    try:
-        value = read_json(path)
-    except TextError:
-        return {}
-    return value if isinstance(value, dict) else {}
-
-
 def _whole(path: Path, key: str) -> int | None:
-    value = document_of(path).get(key)
+    value = read_object(path).get(key)
     return value if isinstance(value, int) else None
 
 
