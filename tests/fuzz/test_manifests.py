@@ -21,7 +21,7 @@ from samestep.checkpoint.listing import list_checkpoints, newest_valid, select_c
 from samestep.checkpoint.manifest import MANIFEST, MODEL, TRAINING, Best, _digest
 from samestep.checkpoint.resume import find_resume_point, refuse_another_run, warn_of_other_bits
 from samestep.checkpoint.torch_file import write_torch_file
-from samestep.cli.show import _as_json, _checkpoint_row, _marks
+from samestep.cli.show import _as_json, checkpoint_marks, checkpoint_row
 from samestep.config import load_config
 from samestep.errors import CheckpointError, UserError
 from samestep.run.run_dir import RunDir, config_of
@@ -141,9 +141,9 @@ def readers(run: Path) -> list[Callable[[], Any]]:
 
     def show() -> None:
         found = list_checkpoints(checkpoints, checksums=True)
-        marks = _marks(found)
+        marks = checkpoint_marks(found)
         for item in found:
-            _checkpoint_row(item, marks, True)
+            checkpoint_row(item, marks, True)
             json.dumps(_as_json(item, marks))
 
     def lock() -> None:
