@@ -37,6 +37,7 @@ class RunView(View):
     """One run."""
 
     where = "runs"
+    above_chart = 2
 
     def __init__(self, run: Path) -> None:
         self._run = run

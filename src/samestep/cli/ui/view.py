@@ -25,6 +25,8 @@ class View:
     title = "samestep"
     where = ""
     """Which entry of the navigation it belongs to."""
+    above_chart = 1
+    """The number of parts that come before the chart."""
 
     def parts(self, link: Link) -> dict[str, str]:
         """Return the HTML of each part that may change, by its id, in the order of the page.
@@ -82,8 +84,7 @@ def _body(view: View, link: Link) -> str:
     panels = view.panels()
     shown = "" if panels is None else chart(panels, wide=len(panels) > 1)
     sections = [f'<section id="part-{name}">{text}</section>' for name, text in parts.items()]
-    # The chart comes after the first part, which says what it is of.
-    return "".join([*sections[:1], shown, *sections[1:]])
+    return "".join([*sections[: view.above_chart], shown, *sections[view.above_chart :]])
 
 
 def ago(seconds: float) -> str:
