@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Collection, Iterator, Sequence
 from enum import Enum
 from pathlib import Path
 from textwrap import fill
@@ -20,9 +21,17 @@ Written by `python scripts/cli_reference.py`. [Commands](commands.md) has a line
 """
 
 
+SHARED_BY = 4
+"""Commands that have the same row from which on it is shown once, at the top."""
+
+
 def reference() -> str:
     """Return the page."""
-    return HEAD + "".join(_section(name, command) for name, command in _commands("samestep", get_command(app)))
+    commands = dict(_commands("samestep", get_command(app)))
+    counts = Counter(row for command in commands.values() for row in _rows(command))
+    shared = {row: count for row, count in counts.items() if count >= SHARED_BY}
+    head = f"{HEAD}\n## Shared by several commands\n{_table(list(shared))}"
+    return head + "".join(_section(name, command, shared) for name, command in commands.items())
 
 
 def _commands(name: str, command: Any) -> Iterator[tuple[str, Any]]:
@@ -36,13 +45,26 @@ def _commands(name: str, command: Any) -> Iterator[tuple[str, Any]]:
             yield from _commands(f"{name} {inner}", found)
 
 
-def _section(name: str, command: Any) -> str:
-    shown = [parameter for parameter in command.params if not getattr(parameter, "hidden", False)]
-    arguments = [one for one in shown if one.param_type_name == "argument"]
+def _shown(command: Any) -> list[Any]:
+    return [one for one in command.params if not getattr(one, "hidden", False) and one.name != "help"]
+
+
+def _rows(command: Any) -> list[str]:
+    return [_row(one) for one in _shown(command)]
+
+
+def _section(name: str, command: Any, shared: Collection[str]) -> str:
+    arguments = [one for one in _shown(command) if one.param_type_name == "argument"]
     words = "".join(f" {_argument(one)}" for one in arguments)
-    rows = [_row(one) for one in shown if one.name != "help"]
-    table = "\n| | |\n|---|---|\n" + "\n".join(rows) + "\n" if rows else ""
-    return f"\n## `{name}`\n\n```\n{name}{words} [OPTIONS]\n```\n\n{_text(command.help or '')}\n{table}"
+    rows = _rows(command)
+    also = [found[1] for row in rows if row in shared and (found := re.match(r"\| (`--[^|]*`)", row))]
+    more = f"\nAlso {', '.join(also)}.\n" if also else ""
+    table = _table([row for row in rows if row not in shared])
+    return f"\n## `{name}`\n\n```\n{name}{words} [OPTIONS]\n```\n\n{_text(command.help or '')}\n{table}{more}"
+
+
+def _table(rows: Sequence[str]) -> str:
+    return "\n| | |\n|---|---|\n" + "\n".join(rows) + "\n" if rows else ""
 
 
 def _argument(parameter: Any) -> str:

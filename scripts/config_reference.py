@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 import types
@@ -37,8 +38,7 @@ to the working directory. Set exactly one of `global_batch` and `batch_per_rank`
 custom loop can leave `global_batch` to its DataLoader.
 
 Every number has a generous upper bound, so that a typo gives an error message instead of exhausting the machine's
-memory. A file has at most a million characters (with YAML aliases expanded), 100 levels and 2,000 keys, and is composed
-of at most 50 files. Dates and times such as `2024-01-01` and `12:00:00` are text.
+memory. Dates and times such as `2024-01-01` and `12:00:00` are text.
 
 `samestep init` writes a config with comments, and `--ask` asks for the few values that nearly every run sets.
 `samestep show CONFIG` prints every value with its origin. `samestep check CONFIG` checks the task's file and class, the
@@ -74,9 +74,8 @@ epochs: 1
 ```
 
 The later wins, key by key: included files in their order, the file itself, its platform's file, overrides on the
-command line. `params` and other mappings with free names are merged value by value; lists are replaced. `schedule:
-null` removes an included section. Paths (`task`, `fold.file`, `trackers.classes`, and the layers themselves) are
-relative to the file that they are written in.
+command line. Mappings are merged, lists replaced. `schedule: null` removes an included section. Paths are relative to
+the file that they are written in.
 
 | platform | is detected by |
 |---|---|
@@ -84,15 +83,12 @@ relative to the file that they are written in.
 | `colab` | `COLAB_RELEASE_TAG` or `COLAB_GPU` |
 | `local` | none of these |
 
-Nothing changes silently. The plan names the platform, the reason, the file and the keys that it sets. `samestep
-show CONFIG` shows the file and line of each value. Missing files (also of other platforms), files that include
-themselves and unknown keys are reported together. The run's directory records the merged config, so `samestep
-resume` needs none of the files. A sweep's file and its `base` are composed in the same way.
+The plan names the platform and the keys that it sets; `samestep show CONFIG` shows the file and line of each value. The
+run's directory records the merged config. A sweep's file and its `base` are composed in the same way.
 
 ## Params that refer to keys
 
-Set once what both the task and the config need: a value `${KEY}` in `params` is the value of that key, after all
-overrides and with its type. A sweep that tries other `epochs` then gives the task the right number, too.
+A value `${KEY}` in `params` is the value of that key, after all overrides and with its type:
 
 ```yaml
 epochs: 12
@@ -103,9 +99,8 @@ params:
   width: 64
 ```
 
-`samestep show CONFIG` shows the values and the keys they come from. Unknown keys, keys that are not set, sections and
-cycles are errors, with the line. Other texts with `${...}`, such as `${HOME}` or `${epochs}.pt`, are left as they are.
-Keys of `launch` cannot be referred to.
+Unknown keys, keys that are not set, sections and cycles are errors. Other texts with `${...}`, such as `${HOME}`, are
+left as they are.
 
 ## Other names
 
@@ -119,11 +114,23 @@ Setting a key by two names is an error.
 
 def reference() -> str:
     rows = [
-        f"| `{key}` | {takes} | {default} | {meaning} |\n"
+        f"| `{key}` | {_without_bounds(takes)} | {default} | {meaning} |\n"
         for key, takes, default, meaning in map(describe_key, schema_keys())
     ]
     aliases = [f"| `{name}` | `{alias.key}` |\n" for name, alias in ALIASES.items()]
     return HEAD + "".join(rows) + ALIAS_HEAD + "".join(aliases)
+
+
+def _without_bounds(takes: str) -> str:
+    """What a key takes, without upper bounds that no run comes near, and in the words of a table."""
+    bound = r"(?:at most|below) (?:1e\d+|\d{4,}|1000)(?: entries)?"
+    takes = re.sub(rf", {bound}|\({bound}\)|{bound}, ", "", takes)
+    takes = takes.replace("a whole number", "integer").replace("a number", "number").replace("true or false", "bool")
+    takes = re.sub(
+        r", one line, not empty(, one line, not empty)?|one line, not empty, |\(one line, not empty\)", "", takes
+    )
+    takes = re.sub(r"one of ([\w., -]+)", r"\1", takes)
+    return re.sub(r"\(\)|\s+$|^a ", "", takes.replace("  ", " ")).strip()
 
 
 def keywords() -> str:

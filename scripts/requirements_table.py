@@ -1,7 +1,7 @@
 """Which requirement is met where: by tests that carry its tag, as `@pytest.mark.requirement("002-M3-1")`, or by what
 tests/requirement_places.tsv names: a page, a benchmark, a decision, or why it is not met.
 
-Prints the requirements without a place and those that are not met; `--write` puts the table into docs/decisions.md. Tests are read, not imported.
+Prints the requirements without a place and those that are not met; `--write` writes the table into tests/REQUIREMENTS.md. Tests are read, not imported.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 LIST = ROOT / "tests" / "requirements.tsv"
 PLACES = ROOT / "tests" / "requirement_places.tsv"
-PAGE = ROOT / "docs" / "decisions.md"
+PAGE = ROOT / "tests" / "REQUIREMENTS.md"
 KINDS = {
     "C": "code", "K": "config or option", "S": "script", "D": "document", "T": "test", "B": "benchmark or target",
     "R": "risk and its mitigation", "I": "information", "D/C": "document or code", "-": "",
@@ -67,7 +67,7 @@ class Place:
         return [f"{self.tag}: {mistake}" for mistake in found]
 
     def shown(self) -> str:
-        """It as Markdown, on a page of docs/."""
+        """It as Markdown, on the page."""
         link = f"[{self.file}]({_from_page(self.file)})" if self.file else ""
         words = " ".join(part for part in (link, self.words) if part)
         return words if self.state in (MET, "measured") else f"*{self.state}*: {words}"
@@ -159,7 +159,7 @@ def with_table(text: str) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--write", action="store_true", help="put the table into docs/decisions.md")
+    parser.add_argument("--write", action="store_true", help="put the table into tests/REQUIREMENTS.md")
     args = parser.parse_args()
     if args.write:
         PAGE.write_text(with_table(PAGE.read_text(encoding="utf-8")), encoding="utf-8")

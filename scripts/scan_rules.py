@@ -13,11 +13,10 @@ PAGE = Path(__file__).parents[1] / "docs" / "scan.md"
 def table() -> str:
     """One row for each rule."""
     rows = [
-        f"| `{rule.name}` | {rule.effect} | {rule.title}{'; not where a library has the loop' if rule.plain else ''} "
-        f"| {rule.why} |"
+        f"| `{rule.name}` | {rule.effect} | {rule.title}{'; not where a library has the loop' if rule.plain else ''} |"
         for rule in RULES.values()
     ]
-    return "\n".join(["| rule | effect | finds | why |", "|---|---|---|---|", *rows])
+    return "\n".join(["| rule | effect | finds |", "|---|---|---|", *rows])
 
 
 def with_table(text: str) -> str:

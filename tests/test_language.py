@@ -10,17 +10,11 @@ from tests.language import complaints
 
 ROOT = Path(__file__).parents[1]
 PAGES = sorted([ROOT / "README.md", *(ROOT / "docs").glob("*.md")])
-NOT_YET = {"decisions.md", "sameness-gpu.md", "sameness.md"}
-"""Pages whose sentences are still to be rewritten. A page leaves this list, and none is added."""
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_a_page_is_short_sentences_in_plain_words(page: Path) -> None:
-    found = complaints(page)
-    if page.name in NOT_YET:
-        assert found, f"{page.name} is in order: take it off the list"
-    else:
-        assert not found, "\n".join(found)
+    assert not complaints(page)
 
 
 def test_complaints_name_what_is_wrong(tmp_path: Path) -> None:

@@ -103,11 +103,10 @@ def children_of(pid: int) -> list[int]:
 def on_a_terminal(*words: Any, cwd: Path) -> tuple[int, str, str]:
     """The exit code, the output, and what was written to the terminal, which is standard error."""
     ours, theirs = pty.openpty()
-    command = [sys.executable, "-m", "samestep", *map(str, words)]
     size = {"COLUMNS": "150", "LINES": "30", "TERM": "xterm"}
-    with subprocess.Popen(
-        command, cwd=cwd, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=theirs, text=True,
-        env={**os.environ, **size},
+    with popen(
+        command(*words), cwd=cwd, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=theirs,
+        env={**environment(), **size},
     ) as process:  # fmt: skip
         os.close(theirs)
         shown = b""

@@ -59,6 +59,7 @@ def check_known(row: dict[str, Any]) -> None:
         assert 0 <= row["measured_bytes"] - expected[row["part"]] <= 16, row
 
 
+@pytest.mark.variation("test_parts_of_two_ranks_and_the_one_that_leaks: of one process")
 def test_lanes_of_one_process(tmp_path: Path) -> None:
     write_config(tmp_path, "Plain")
     done = samestep(

@@ -307,6 +307,7 @@ def test_mistakes_on_the_command_line(
     assert "Traceback" not in done.stderr
 
 
+@pytest.mark.variation("test_what_a_resumed_run_forgets_is_named: by the command")
 def test_verify_resumed_finds_state_that_no_checkpoint_holds(config: Path, tmp_path: Path) -> None:
     done = samestep("verify", config, f"task={TASKS}:Forgetful", "--worlds", "1,2", "--resumed", "--json", cwd=tmp_path)
     assert done.returncode == 4, done.stderr

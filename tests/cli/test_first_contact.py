@@ -105,6 +105,7 @@ if run.is_main:
 '''  # fmt: skip
 
 
+@pytest.mark.variation("test_verify_and_overrides_take_an_ordinary_loader: with an average of the loop")
 def test_verify_looks_at_an_average_that_the_loop_keeps_by_itself(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(OWN_AVERAGE.replace("{rate}", "0.5 / run.world_size"))
     words = ("verify", "train.py", "--worlds", "1,2", "--steps", "4", "--json")
@@ -133,6 +134,7 @@ def test_a_collective_of_one_rank_alone_is_named_within_seconds(tmp_path: Path) 
     assert "run.reduce(1)" in done.stderr, "the line of the script"
 
 
+@pytest.mark.variation("test_verify_and_overrides_take_an_ordinary_loader: by mpirun")
 @pytest.mark.needs("mpirun")
 def test_a_script_that_leaves_its_batch_to_the_loader_is_verified_by_mpirun(tmp_path: Path) -> None:
     """Nobody has made the run's directory before its recorder, as a launcher of ours does."""

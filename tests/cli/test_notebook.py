@@ -104,6 +104,7 @@ def test_a_run_in_a_notebook_is_the_same_run(tmp_path: Path) -> None:
     assert (tmp_path / "runs" / "two" / "checkpoints").is_dir()
 
 
+@pytest.mark.variation("test_a_run_in_a_notebook_is_the_same_run: of a function without samestep")
 def test_a_function_that_knows_only_torch(tmp_path: Path) -> None:
     done = notebook(PLAIN, tmp_path)
     assert done.returncode == 0, done.stderr

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.cli.processes import run, samestep
+from tests.variations import variations
 
 COLD = "what happens when an interpreter ends"
 SCRIPT = """
@@ -48,7 +49,7 @@ def steps_logged(folder: Path) -> list[int]:
     return [row["step"] for row in rows if "loss" in row]
 
 
-@pytest.mark.parametrize("by", ["python", "launch"])
+@pytest.mark.parametrize("by", variations(["python", "launch"], kept=["python"]))
 def test_a_run_that_nobody_closes_is_whole_when_the_script_ends(by: str, script: Path, tmp_path: Path) -> None:
     if by == "python":
         done = run([sys.executable, str(script), "well"], cwd=tmp_path, cold=COLD)
@@ -60,6 +61,7 @@ def test_a_run_that_nobody_closes_is_whole_when_the_script_ends(by: str, script:
     assert len(steps_logged(tmp_path)) == 3, "losses that were still on their way are written"
 
 
+@pytest.mark.variation("test_own_code_failing_in_one_process_shows_its_traceback: of a script that closes no run")
 def test_an_error_of_the_script_is_the_runs_on_all_ranks(script: Path, tmp_path: Path) -> None:
     alone = run([sys.executable, str(script), "fails"], cwd=tmp_path, cold=COLD)
     assert alone.returncode == 1

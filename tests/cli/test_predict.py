@@ -30,6 +30,7 @@ def test_digits_are_predicted_the_same_alone_and_on_two_ranks(tmp_path: Path) ->
     assert accuracy(tmp_path / "two.csv") == pytest.approx(evaluated(tmp_path / "runs/digits"))
 
 
+@pytest.mark.variation("test_digits_are_predicted_the_same_alone_and_on_two_ranks: of embeddings")
 def test_embeddings_are_the_same_alone_and_on_two_ranks(tmp_path: Path) -> None:
     finished_run(tmp_path / "run", "Embeds")
     words = ("predict", "run", "valid", "--embeddings", "--view", "encoder", "--json")

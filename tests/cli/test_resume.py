@@ -72,6 +72,7 @@ def test_an_interrupted_launch_is_resumed_by_its_own_line(tmp_path: Path, untouc
     assert "The run is complete: 60 steps" in again.stderr
 
 
+@pytest.mark.variation("test_an_interrupted_launch_is_resumed_by_its_own_line: of a script")
 def test_an_interrupted_script_is_resumed_with_its_arguments(tmp_path: Path) -> None:
     (tmp_path / "my train.py").write_text(SCRIPT)
     run, hurry = tmp_path / "runs" / "scripted", tmp_path / "hurry up"

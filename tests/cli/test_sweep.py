@@ -156,6 +156,7 @@ def test_folds_of_a_trial_are_runs_and_their_mean_is_its_value(tmp_path: Path) -
     assert "trial 0000 fold 1: " in shown, "and what happens is above it"
 
 
+@pytest.mark.variation("test_several_objectives_are_the_same_study_at_any_parallelism: of real runs")
 def test_several_objectives_of_real_runs(tmp_path: Path) -> None:
     path = write_sweep(
         tmp_path, "Sized", objective=[{"metric": "val_loss"}, {"metric": "size", "mode": "max"}],

@@ -52,6 +52,7 @@ def test_a_forked_run_has_the_bits_of_one_that_started_cold(tmp_path: Path) -> N
         assert "was started" in (tmp_path / f"cold/logs/trial-{number:04d}.txt").read_text()
 
 
+@pytest.mark.variation("test_a_forked_run_has_the_bits_of_one_that_started_cold: on two ranks")
 def test_ranks_are_forked_too_and_come_to_the_same_value(tmp_path: Path) -> None:
     path = write_telling_sweep(tmp_path, space={"params.lr": {"choice": [0.1]}}, trials=1)
     values = []

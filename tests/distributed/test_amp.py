@@ -26,6 +26,7 @@ from tests.amp_training import (
     tensors_of,
 )
 from tests.ranks import answers_of_ranks, run_ranks
+from tests.variations import variations
 
 WORLDS = (1, 2, 4)
 
@@ -45,7 +46,10 @@ def _train(
 @pytest.mark.requirement("003-SC-1", "003-T1-3", "003-ACC-2", "002-C-9")
 @pytest.mark.parametrize(
     ("precision", "sizes", "overflow"),
-    [("fp32", EVEN, None), ("bf16", UNEVEN, None), ("fp16", UNEVEN, (2, 3)), ("fp16", (5, 3, 0, 0), (1, 1))],
+    variations(
+        [("fp32", EVEN, None), ("bf16", UNEVEN, None), ("fp16", UNEVEN, (2, 3)), ("fp16", (5, 3, 0, 0), (1, 1))],
+        kept=["fp32", ("fp16", UNEVEN, (2, 3))],
+    ),
     ids=["fp32", "bf16, uneven", "fp16, uneven, overflow", "fp16, ranks without samples"],
 )
 def test_any_number_of_ranks_is_the_same_training(

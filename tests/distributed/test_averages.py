@@ -52,6 +52,7 @@ def test_the_same_at_any_size_with_both_policies(tmp_path: Path) -> None:
     assert not torch.equal(state["kept.swa.model.norm.running_mean"], state["kept.ema.model.norm.running_mean"])
 
 
+@pytest.mark.variation("test_the_same_at_any_size_with_both_policies: over a resume")
 @pytest.mark.parametrize("values", [BOTH, RANK0], ids=["per_rank", "rank0"])
 def test_they_go_on_at_another_size(values: dict[str, Any], tmp_path: Path) -> None:
     values = {**values, "checkpoint": {"every_steps": 2}}

@@ -11,6 +11,7 @@ import pytest
 
 from tests.distributed.interrupting import go_on
 from tests.distributed.running import EACH_EPOCH, Recorded, train
+from tests.variations import variations
 
 TASK = """
 import torch
@@ -92,7 +93,7 @@ def test_what_is_no_listener_is_refused(tmp_path: Path, task: Path) -> None:
     assert "Wrong.listeners returned a builtin_function_or_method" in said
 
 
-@pytest.mark.parametrize("world", [1, 2])
+@pytest.mark.parametrize("world", variations([1, 2], kept=[2]))
 def test_a_time_limit_stops_all_ranks_at_one_step_and_the_run_resumes(world: int, tmp_path: Path) -> None:
     untouched = train(tmp_path, world)
     folder, limit = tmp_path / "run", {"preemption": {"after_minutes": 1e-9}}

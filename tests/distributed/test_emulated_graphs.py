@@ -50,7 +50,7 @@ def replayed(folder: Path, world: int, why_no_update: str | None = None, **value
     return Recorded(folder)
 
 
-@pytest.mark.parametrize("case", variations(CASES, kept=["everything", "one lane", "skipping"]))
+@pytest.mark.parametrize("case", variations(CASES, kept=["everything"]))
 def test_replayed_steps_are_one_run_with_eager_ones(case: str, tmp_path: Path) -> None:
     values = {"epochs": 5, **CASES[case]}
     runs = [train(tmp_path, 1, **values)]
@@ -88,6 +88,7 @@ def test_a_loops_body_is_replayed_with_the_bits_of_an_eager_one(name: str, tmp_p
         assert "steps are replayed from here on" in said, said
 
 
+@pytest.mark.variation("test_replayed_steps_whose_sums_have_owners_are_one_run_with_eager_ones: of a loop")
 def test_a_loops_body_is_replayed_also_where_sums_have_owners(tmp_path: Path) -> None:
     [expected] = run_ranks(_loop, 1, str(tmp_path / "eager"), "convolutions", False)
     folder = tmp_path / "owned"
@@ -112,6 +113,7 @@ def test_an_update_without_a_graph_follows_replayed_lanes(world: int, tmp_path: 
     assert_same([train(tmp_path, 1, **values), replayed(tmp_path, world, "as it is", **values)])
 
 
+@pytest.mark.variation("test_recorded_and_eager_ranks_are_one_run: with a step that is skipped")
 @pytest.mark.parametrize("precision", variations(["fp32", "fp16"], kept=["fp32"]))
 def test_ranks_that_replay_and_ranks_that_do_not_learn_together_of_a_skipped_step(
     precision: str, tmp_path: Path

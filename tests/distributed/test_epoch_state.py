@@ -14,6 +14,7 @@ from torch.utils.data import DataLoader, Dataset, TensorDataset, WeightedRandomS
 from samestep.errors import StepError, Stopped
 from tests.distributed.test_own_loops import _digest, _keys, _loader, _net
 from tests.ranks import run_ranks
+from tests.variations import variations
 
 
 class Scaled(Dataset[Any]):
@@ -44,7 +45,7 @@ def _scales(folder: str, workers: int) -> list[float]:
     return seen
 
 
-@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("workers", variations([0, 2], kept=[2]))
 def test_each_epoch_reads_the_dataset_as_it_is_then(tmp_path: Path, workers: int) -> None:
     one, other = run_ranks(_scales, 2, str(tmp_path), workers)
     assert one == other
@@ -104,6 +105,7 @@ def _drawing(folder: str, stop: int | None = None) -> tuple[str, list[float]]:
     return _digest(model), draws
 
 
+@pytest.mark.variation("test_it_resumes_at_another_size: with a draw at the top of an epoch")
 def test_a_draw_at_the_top_of_an_epoch_is_the_same_after_a_resume(tmp_path: Path) -> None:
     whole, draws = run_ranks(_drawing, 1, str(tmp_path / "whole"))[0]
     steps = len(draws) // 3 - 1

@@ -54,6 +54,7 @@ def test_a_fault_is_named_by_step_lane_and_tensor(
     assert kind != "output" or found["ulp"] > 0
 
 
+@pytest.mark.variation("test_a_fault_is_named_by_step_lane_and_tensor: traced from a checkpoint")
 def test_a_buffer_that_no_loss_shows_is_traced_from_a_checkpoint(config: Path) -> None:
     found = suspect(config, "RankDependentBuffer", "--worlds", "1,3")
     # Only the final state differs: its last two steps are traced. Three ranks drive 3+3+2 lanes.

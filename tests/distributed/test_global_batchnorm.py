@@ -103,6 +103,7 @@ def test_embeddings_of_a_loss_over_the_batch_are_normalised_over_it(tmp_path: Pa
     assert_same(runs)
 
 
+@pytest.mark.variation("test_everything_is_one_run_at_any_size: with a loss over the batch")
 def test_a_loss_over_the_batch_with_ranks_without_samples(tmp_path: Path) -> None:
     values = {"global_batch": 64, "epochs": 3}
     assert_same([over_all(tmp_path, world, "Contrast", **values) for world in (1, 2, 4)])
@@ -122,6 +123,7 @@ def test_a_step_that_is_skipped_leaves_the_statistics(tmp_path: Path) -> None:
     assert all(torch.isfinite(value).all() for value in statistics)
 
 
+@pytest.mark.variation("test_everything_is_one_run_at_any_size: with iterable data")
 @pytest.mark.parametrize("steps", variations([None, 3], kept=[3]))
 def test_streams_of_different_lengths(steps: int | None, tmp_path: Path) -> None:
     values = {"steps_per_epoch": steps, "epochs": 2}
@@ -164,6 +166,7 @@ def _settings(folder: Path) -> dict[str, Any]:
     return config
 
 
+@pytest.mark.variation("test_a_loop_is_one_run_at_any_size: compared with a task")
 def test_a_loop_over_the_loader_is_the_run_of_a_task(tmp_path: Path) -> None:
     task = over_all(tmp_path, 2)
     for world in (1, 2):
@@ -231,6 +234,7 @@ def _other_weights(config: dict[str, Any]) -> list[float]:
     return losses
 
 
+@pytest.mark.variation("test_everything_is_one_run_at_any_size: with weights that are replaced")
 def test_weights_that_are_replaced_within_a_step(tmp_path: Path) -> None:
     [expected] = run_ranks(_other_weights, 1, _settings(tmp_path / "1"))
     assert expected[1] < expected[0] - 1e-3, "the second pass has the new weights"

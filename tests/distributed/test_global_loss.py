@@ -51,6 +51,7 @@ def test_a_loss_over_the_global_batch_is_the_same_at_any_size(case: str, tmp_pat
     assert_same([contrast(tmp_path, world, task, **values) for world in worlds])
 
 
+@pytest.mark.variation("test_a_loss_over_the_global_batch_is_the_same_at_any_size: with a loss of another library")
 def test_losses_of_other_libraries_with_weights_of_their_own(tmp_path: Path) -> None:
     pytest.importorskip("pytorch_metric_learning")
     assert_same([contrast(tmp_path, world, "ArcFace") for world in (1, 2, 4)])
@@ -83,6 +84,7 @@ def test_what_the_loss_leaves_in_its_buffers_stays(values: dict[str, Any], tmp_p
             assert torch.equal(found[0][name], found[1][name])
 
 
+@pytest.mark.variation("test_any_number_of_ranks_is_the_same_run: of a loss over the global batch")
 def test_micro_batches_are_found_by_trial(tmp_path: Path) -> None:
     """Whole lanes fit, and the trial leaves no trace but the number that it found."""
     whole, tried = (contrast(tmp_path / str(split), 2, "Views", memory={"lane_split": split}) for split in (1, "auto"))
@@ -92,7 +94,7 @@ def test_micro_batches_are_found_by_trial(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("world", variations([1, 2], kept=[2]))
-@pytest.mark.parametrize("same", ["rounding", "samples"])
+@pytest.mark.parametrize("same", variations(["rounding", "samples"], kept=["rounding"]))
 def test_weaker_promises_give_one_loss_too_and_move_batchnorm_once(same: str, world: int, tmp_path: Path) -> None:
     """Where DistributedDataParallel sums, and a rank has several lanes or one of them fused."""
     runs = [

@@ -23,7 +23,7 @@ def of(name: str, **values: Any) -> dict[str, Any]:
     return {"task": f"{TASKS}:{name}", "steps": 5, "epochs": None, "log_every": 1, **values}
 
 
-@pytest.mark.parametrize("name", variations(IDENTICAL, kept=["Queue", "Spectrum", "Langevin"]))
+@pytest.mark.parametrize("name", variations(IDENTICAL, kept=["Queue", "Langevin"]))
 def test_one_two_and_four_ranks_are_one_run(name: str, tmp_path: Path) -> None:
     runs = [train(tmp_path, world, **of(name)) for world in (1, 2, 4)]
     assert_same(runs)

@@ -190,6 +190,7 @@ def _in_parts(folder: str, stop: int | None) -> tuple[str, list[int]]:
     return _digest(model), epochs
 
 
+@pytest.mark.variation("test_it_resumes_at_another_size: with the loss as a function")
 def test_a_loop_over_epochs_resumes_in_the_middle_of_one_at_another_size(tmp_path: Path) -> None:
     untouched = run_ranks(_in_parts, 1, str(tmp_path / "whole"), None)[0]
     folder = str(tmp_path / "parts")

@@ -60,6 +60,7 @@ def _embed(run: str, folder: str, formats: list[str], options: dict[str, Any]) -
     return _predict(run, folder, "noisy:53", formats, [], kind="embeddings", **options)
 
 
+@pytest.mark.variation("test_every_format_is_the_same_at_any_size: of embeddings")
 def test_embeddings_are_the_same_at_any_size(tmp_path: Path) -> None:
     run = finished_run(tmp_path / "run", "Embeds", precision="bf16")
     for world in (1, 2, 4):

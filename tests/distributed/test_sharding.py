@@ -226,6 +226,7 @@ def _in_turn(folder: str, shard: str, stop: int | None = None) -> str:
         return "stopped"
 
 
+@pytest.mark.variation("test_owners_are_the_same_run_at_any_size: with parameters that no lane uses")
 def test_weights_without_a_gradient_are_left_alone(tmp_path: Path) -> None:
     [expected] = run_ranks(_in_turn, 1, str(tmp_path / "1"), "none")
     for world in (2, 4):
@@ -425,7 +426,7 @@ def _ends_in_a_save(folder: str, at: int, how: str) -> str:
         return _digest(run, model, optimizer)
 
 
-@pytest.mark.parametrize(("how", "saved"), [("killed", 2), ("raises", 4)])
+@pytest.mark.parametrize(("how", "saved"), variations([("killed", 2), ("raises", 4)], kept=["killed"]))
 def test_a_run_that_ends_in_a_save_neither_hangs_nor_loses_it(tmp_path: Path, how: str, saved: int) -> None:
     """Rank 0 waits for parts that are still written, and not for a rank that is gone."""
     [whole] = run_ranks(_ends_in_a_save, 1, str(tmp_path / "whole"), -1, "")

@@ -73,7 +73,7 @@ def never_look_on_rank_2(*args: Any) -> int:
     return train_and_end(*args)
 
 
-@pytest.mark.parametrize("target", [train_and_end, never_look_on_rank_2])
+@pytest.mark.parametrize("target", variations([train_and_end, never_look_on_rank_2], kept=[never_look_on_rank_2]))
 def test_a_rank_that_falls_silent_leaves_the_others_time_to_save(target: Callable[..., int], tmp_path: Path) -> None:
     """No connection to it breaks: their main threads wait in the exchange when they are ended.
 

@@ -116,7 +116,13 @@ def test_activations_computed_again_change_no_bit(tmp_path: Path) -> None:
 
 @pytest.mark.skipif(shutil.which("g++") is None, reason="torch.compile needs a C++ compiler here")
 def test_a_compiled_model_is_the_same_run_too(tmp_path: Path) -> None:
-    values: dict[str, Any] = {"epochs": 2, "evaluation": {"every_epochs": None}, "speed": {"compile": True}}
+    # Whole lanes only: each further shape is compiled again, for several seconds on each rank.
+    values: dict[str, Any] = {
+        "epochs": 2,
+        "drop_last": True,
+        "evaluation": {"every_epochs": None},
+        "speed": {"compile": True},
+    }
     assert_same([train(tmp_path, world, **values) for world in (1, 4)])
 
 

@@ -28,14 +28,14 @@ MODELS = (
     Case("gan_joint", "GAN, both networks in every step", "two_sided:JointGAN"),
     Case(
         "gan_alternating",
-        "GAN, the networks in turn (own loop)",
+        "GAN, alternating networks (own loop)",
         "two_sided:alternating_gan",
         {"distributed": {"find_unused_parameters": True}},
         is_loop=True,
     ),
     Case(
         "gan_alternating_task",
-        "GAN, the networks in turn (task, `batch.step`)",
+        "GAN, alternating networks (task, `batch.step`)",
         "two_sided:AlternatingGAN",
         {"distributed": {"find_unused_parameters": True}},
     ),

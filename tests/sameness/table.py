@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import platform
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import date
 
 import torch
@@ -19,20 +19,19 @@ HEAD = """# The sameness matrix
 {command}
 ```
 
-wrote this page on {date}: torch {torch}, Python {python}, {device}; {cells} trainings in {minutes:.0f} minutes.
-**{summary}.**
+wrote this page on {date} in {minutes:.0f} minutes: {cells} trainings with torch {torch} and Python {python} on
+{device}. **{summary}.**
 
-A row is a small training, a column a way to run it. Every cell is one whole training, or several at different
-numbers of ranks, and every loss, every sample and every bit of the final state (weights, buffers, optimizer
-states, averages, metrics) is compared with those of the same training on one rank.
+A row is a small training, a column a way to run it. Each cell is one or several whole trainings. Every loss, every
+sample and every bit of the final state is compared with the same training on one rank.
 
-- **identical**: 0 ULP apart, on each of these numbers of ranks
+- **yes**: identical, 0 ULP apart, at each world size of the column
 - **refused**: ends before the first update, with the reason
 - **found**: a mistake in the task, which `samestep verify --resumed` finds
 - **DIFFERENT**, **FAILED**: the promise is broken; `make sameness` then exits with 1
 
-| column | how the training is run |
-|---|---|
+| column | how the training is run | world sizes |
+|---|---|---|
 """
 
 
@@ -41,16 +40,19 @@ def page(
 ) -> str:
     """The whole page."""
     notes: dict[str, int] = {}
+    usual = {way.name: usual_worlds(cells, way.name) for way in ways}
     sections = dict.fromkeys(case.section for case in cases)
-    tables = [_section(section, [c for c in cases if c.section == section], ways, cells, notes) for section in sections]
+    tables = [
+        _section(section, [c for c in cases if c.section == section], ways, cells, usual, notes) for section in sections
+    ]
     head = HEAD.format(
         command=command, date=date.today(), torch=torch.__version__,
         python=platform.python_version(), cells=len(cells), minutes=max(1.0, seconds / 60),
         device=device_name(device), summary=summary(cells),
     )  # fmt: skip
-    columns = "".join(f"| {way.name} | {way.about} |\n" for way in ways)
-    reasons = "".join(f"{number}. {text}\n" for text, number in notes.items())
-    return head + columns + "".join(tables) + (f"\n## Reasons\n\n{reasons}" if notes else "")
+    columns = "".join(f"| {way.name} | {way.about} | {usual[way.name] or '-'} |\n" for way in ways)
+    reasons = "".join(f"| {number} | {text} |\n" for text, number in notes.items())
+    return head + columns + "".join(tables) + (f"\n## Reasons\n\n| | |\n|---|---|\n{reasons}" if notes else "")
 
 
 def device_name(device: str) -> str:
@@ -67,28 +69,45 @@ def summary(cells: Sequence[Cell]) -> str:
     return ", ".join(found)
 
 
+def usual_worlds(cells: Sequence[Cell], way: str) -> str:
+    """Return the numbers of ranks on which most trainings of a column are identical."""
+    found: dict[str, list[str]] = {}
+    for cell in cells:
+        if cell.way == way and cell.verdict == IDENTICAL:
+            found.setdefault(cell.case, []).append(cell.world)
+    counts = Counter(", ".join(worlds) for worlds in found.values())
+    return counts.most_common(1)[0][0] if counts else ""
+
+
 def _section(
-    section: str, cases: Sequence[Case], ways: Sequence[Way], cells: Sequence[Cell], notes: dict[str, int]
+    section: str,
+    cases: Sequence[Case],
+    ways: Sequence[Way],
+    cells: Sequence[Cell],
+    usual: Mapping[str, str],
+    notes: dict[str, int],
 ) -> str:
     rows = []
     for case in cases:
         mine = [cell for cell in cells if cell.case == case.name]
-        words = [_words([c for c in mine if c.way in (way.name, "all")], notes) for way in ways]
+        words = [_words([c for c in mine if c.way in (way.name, "all")], usual[way.name], notes) for way in ways]
         rows.append(f"| {case.title} | {' | '.join(words)} |\n")
     titles = " | ".join(way.name for way in ways)
     return f"\n## {section}\n\n| | {titles} |\n|---|{'---|' * len(ways)}\n{''.join(rows)}"
 
 
-def _words(cells: Sequence[Cell], notes: dict[str, int]) -> str:
-    """One cell of the page: what was found, and on which numbers of ranks."""
+def _words(cells: Sequence[Cell], usual: str, notes: dict[str, int]) -> str:
+    """One cell of the page: what was found, and on which numbers of ranks if not on the column's usual ones."""
     groups: dict[tuple[str, str], list[str]] = {}
     for cell in cells:
         groups.setdefault((cell.verdict, one_line(cell)), []).append(cell.world)
     words = []
     for (verdict, reason), worlds in groups.items():
-        shown = f"**{verdict}**" if verdict in BAD else verdict
+        shown = f"**{verdict}**" if verdict in BAD else "yes" if verdict == IDENTICAL else verdict
         note = f" [{notes.setdefault(reason, len(notes) + 1)}]" if reason else ""
-        words.append(f"{shown}{note}: {', '.join(worlds)}".removesuffix(": "))
+        where = ", ".join(worlds)
+        is_whole = len(groups) == 1 and (where == usual or verdict == REFUSED)
+        words.append(f"{shown}{note}" if is_whole else f"{shown}{note}: {where}".removesuffix(": "))
     return "; ".join(words) or "-"
 
 

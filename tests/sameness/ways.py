@@ -44,11 +44,13 @@ WAYS = (
     Way("eager", "forked ranks, plainly"),
     Way("resumed", "stopped after every part and resumed on another number of ranks"),
     Way("sharded", "distributed.shard: optimizer", {"distributed": {"shard": "optimizer"}}, worlds=(2, 3, 5)),
-    Way("resharded", "resumed with and without distributed.shard: optimizer in turn", shards=("optimizer", "none")),
+    Way(
+        "resharded", "resumed with and without distributed.shard: optimizer, alternating", shards=("optimizer", "none")
+    ),
     Way("weights", "distributed.shard: weights", {"distributed": {"shard": "weights"}}, worlds=(2, 3, 5)),
     Way(
         "reweighted",
-        "resumed with distributed.shard weights, none and optimizer in turn",
+        "resumed with distributed.shard weights, none and optimizer, one after the other",
         shards=("weights", "none", "optimizer"),
     ),
     Way("workers", "with two loader processes for each rank", {"loader": {"workers": 2}}, worlds=(1, 3)),
