@@ -64,7 +64,7 @@ import samestep""",
         loader = DataLoader(dataset, batch_size=64, shuffle=True)
         model, optimizer, loader = run.prepare(model, optimizer, loader)
         losses = []
-        for epoch in run.epochs():
+        for _ in run.epochs():
             for x, y in loader:
                 optimizer.zero_grad()
                 loss = F.cross_entropy(model(x), y)
@@ -74,7 +74,7 @@ import samestep""",
         run.print(f"{run.context.world} ranks: last loss {losses[-1]!r}")
         return losses""",
         "On one process, on two ranks, on four. All losses are bit-identical.",
-        "found = {world: samestep.notebook_launcher(train, world, f'on-{world}') for world in (1, 2, 4)}\n"
+        'found = {world: samestep.notebook_launcher(train, world, f"on-{world}") for world in (1, 2, 4)}\n'
         "assert found[1] == found[2] == found[4]\n[loss[-1] for loss in found.values()]",
         "The runs are in `runs/`: draw them, or look at one.",
         "!samestep plot runs/on-1 runs/on-4 --metric loss\n!samestep show runs/on-4",
