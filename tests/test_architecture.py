@@ -16,7 +16,7 @@ SOURCE = Path(samestep.__file__).parent
 # A package imports only from the layers listed before its own.
 LAYERS: list[set[str]] = [
     {"errors", "version", "words"},
-    {"parsing", "losses"},
+    {"parsing", "losses", "tracebacks"},
     {"pytree", "lanes", "environment"},
     {"config"},
     {"checkpoint", "distributed"},

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from samestep.checkpoint.run_result import read_result
-from tests.cli.processes import environment, popen, samestep
+from tests.cli.processes import command, environment, popen, samestep
 
 SCRIPT = """
 import sys, torch, torch.nn.functional as F
@@ -49,6 +49,21 @@ def test_verify_and_overrides_take_an_ordinary_loader(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     worlds = json.loads(done.stdout)["worlds"]
     assert len({world["state_hash"] for world in worlds.values()}) == 1
+
+
+def test_an_error_shows_the_lines_of_the_script_alone(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(
+        SCRIPT.replace("F.cross_entropy(model(x), y)", "F.cross_entropy(model(x[:, 1:]), y)")
+    )
+    for words in ([sys.executable, "train.py"], [*command("train", "train.py")]):
+        process = popen(words, cwd=tmp_path, stdout=-1, stderr=-1)
+        _, err = process.communicate(timeout=300)
+        assert process.returncode == 1
+        trace = err[err.index("Traceback") :]
+        assert "F.cross_entropy(model(x[:, 1:]), y)" in trace
+        assert "frames of samestep and torch left out" in trace
+        assert "loop_body.py" not in trace
+        assert "mat1 and mat2 shapes cannot be multiplied" in trace
 
 
 def test_a_script_that_was_edited_is_a_new_run(tmp_path: Path) -> None:

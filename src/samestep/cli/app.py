@@ -10,7 +10,6 @@ import signal
 import socket
 import sys
 import time
-import traceback
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from enum import Enum
@@ -26,6 +25,7 @@ from samestep.environment.variables import has_agent, process_environment, repor
 from samestep.errors import LaunchError, PeerLost, SamestepError, Stopped
 from samestep.parsing.files import unusable_path
 from samestep.parsing.limits import short, visible
+from samestep.tracebacks import format_error
 from samestep.version import __version__
 
 if TYPE_CHECKING:
@@ -233,7 +233,7 @@ def _show(error: Exception) -> None:
     elif isinstance(error, SamestepError):
         text = f"samestep: {who}{error}"
     else:
-        trace = "".join(traceback.format_exception(error))
+        trace = format_error(error)
         text = f"samestep: {who}failed:\n{trace}" if who else trace
     typer.echo(visible(text), err=True)
 

@@ -18,6 +18,7 @@ from samestep.distributed.hardware import detect_hardware
 from samestep.environment.variables import OVERRIDES, process_environment, script_overrides
 from samestep.errors import ConfigError, Mistake, TextError
 from samestep.run.run import Run
+from samestep.tracebacks import show_own_frames
 from samestep.train.requests import requested
 
 
@@ -75,6 +76,7 @@ def start(
         context.__exit__(*sys.exc_info())
         raise
     run.close_at_exit()
+    show_own_frames()
     run.note_earlier(_modules_of(sys._getframe(1)))
     try:
         request.observe(run)

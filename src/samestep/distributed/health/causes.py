@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-import traceback
 from collections.abc import Mapping
 from typing import Any
 
 from samestep.distributed.health.hang_report import Beat
 from samestep.errors import SamestepError
+from samestep.tracebacks import format_error
 
 _LONGEST_TRACE = 8000
 
@@ -18,7 +18,7 @@ def failure_of(rank: int, host: str, error: BaseException) -> str:
     kind, first_line = type(error).__name__, next(iter(str(error).splitlines()), "")
     # The last part of its traceback, for users who cannot see the other machine's terminal.
     ours = isinstance(error, SamestepError)
-    trace = "" if ours else "".join(traceback.format_exception(error))[-_LONGEST_TRACE:]
+    trace = "" if ours else format_error(error)[-_LONGEST_TRACE:]
     message = f"{kind}: {first_line}"
     return json.dumps({"rank": rank, "host": host, "kind": kind, "message": message, "trace": trace})
 

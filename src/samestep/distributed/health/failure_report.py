@@ -10,7 +10,6 @@ import json
 import os
 import threading
 import time
-import traceback
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 
@@ -18,6 +17,7 @@ from torch.distributed.elastic.multiprocessing.errors import get_error_handler
 
 from samestep.environment.variables import error_file, process_environment, report_pipe
 from samestep.errors import RankHung
+from samestep.tracebacks import format_error
 
 _LONGEST = 24_000
 """Characters of a message or trace."""
@@ -40,7 +40,7 @@ class FailureReport:
 
     @classmethod
     def of(cls, error: BaseException) -> FailureReport:
-        trace = "".join(traceback.format_exception(error))
+        trace = format_error(error)
         ranks = error.ranks if isinstance(error, RankHung) else ()
         kind, message = type(error).__name__, str(error)
         return cls(kind, message[:_LONGEST], trace[-_LONGEST:], ranks, time.time())
