@@ -3,7 +3,7 @@
     python benchmarks/batchnorm.py [--rounds N] [--device cpu|cuda]
 
 A small convolutional net with eight BatchNorm layers, 256 images of 32 x 32 in bf16 on a GPU, 32 of 16 x 16 on one CPU thread. Each
-turn is a short training, in turns with the others; the median time of a step counts, reading included.
+turn is a short training, interleaved with the others; the median time of a step counts, reading included.
 """
 
 from __future__ import annotations

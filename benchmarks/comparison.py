@@ -1,4 +1,4 @@
-"""Variants in one process, in turns, compared with the hand-written loop and the bare graph."""
+"""Variants in one process, interleaved, compared with the hand-written loop and the bare graph."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def time_all(
     rounds: int,
     learned: Callable[[LoopContext], T],
 ) -> tuple[dict[str, Tensor], dict[str, T], dict[str, str]]:
-    """Time variants in turns; return the times, what each has learned, and why some failed.
+    """Time variants interleaved; return the times, what each has learned, and why some failed.
 
     Args:
         contest: What they train.

@@ -4,7 +4,7 @@
                                      [--batches 256,8192] [--json FILE]
 
 A transformer embeds samples, and a supervised contrast (`samestep.losses.supcon`) compares all of a
-batch. All variants train on the same batches, in the same processes and in turns, as in peers.py:
+batch. All variants train on the same batches, in the same processes and interleaved, as in peers.py:
 
 - `whole batch`: the loop by hand with one forward pass, on one process;
 - `gathered graph`: what people write on several ranks: DistributedDataParallel, and an all-gather of

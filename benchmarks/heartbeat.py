@@ -2,7 +2,7 @@
 
     python benchmarks/heartbeat.py [--rounds 30] [--json FILE]
 
-A step of small matrix products runs in turns: bare; with every call that a step of four lanes on
+A step of small matrix products runs interleaved: bare; with every call that a step of four lanes on
 a rank makes to its `Activity` (ten changes of phase, four collectives); and with the heartbeat
 thread running, which reports to a store about once a second. The bare step runs twice, to show
 how far the ratios can be trusted.

@@ -4,7 +4,7 @@
                                [--rounds N] [--log-every N] [--device cpu|cuda] [--quick]
                                [--json FILE]
 
-All train on the same batches, as in peers.py, in one process and in turns: the hand-written loop
+All train on the same batches, as in peers.py, in one process and interleaved: the hand-written loop
 with the whole batch at once, a bare CUDA graph of that (the lower limit for one lane), and samestep:
 the lines of the hand-written loop on a run (`loop`), and tasks with one lane, with the 8 lanes of its defaults, and
 with 8 lanes at every width of `speed.parallel_lanes`. The hand-written loop and the bare graph have torch's default settings in

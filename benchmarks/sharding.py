@@ -4,7 +4,7 @@
         [--variants fsdp,weights] [--limit MB] [--backend gloo|nccl]
 
 An MLP of 40 layers, or a transformer of 12, with AdamW, one lane per rank. Ranks share GPUs if there are too few; over nccl each
-rank is then a machine of its own to nccl, and sends over loopback. Each turn is a short training in the same processes, in turns with the others. The median time of a step counts; on a GPU also the most memory
+rank is then a machine of its own to nccl, and sends over loopback. Each turn is a short training in the same processes, interleaved with the others. The median time of a step counts; on a GPU also the most memory
 that a rank has allocated.
 """
 

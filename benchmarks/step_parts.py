@@ -3,7 +3,7 @@
     python benchmarks/step_parts.py [--workload mlp|conv|transformer] [--size small|medium|large]
                                     [--samples N] [--worlds 1,2,4] [--rounds N] [--json FILE]
 
-Both loops run in the same processes, on one task, in turns, and the same calls of both are timed: reading a
+Both loops run in the same processes, on one task, interleaved, and the same calls of both are timed: reading a
 batch, the forward pass, the backward pass (DDP's exchange is inside of it), samestep's wait for other ranks'
 gradients, the optimizer's step. What is left of a step is the loop's own. Of each part the table has the
 median over rounds of a step's mean on the slowest rank.

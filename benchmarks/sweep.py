@@ -184,7 +184,7 @@ def seconds_of(run: Variant, trials: int) -> float:
 
 
 def measure(ranks: int, trials: int, rounds: int) -> list[Result]:
-    """Return all variants, in turns."""
+    """Return all variants, interleaved."""
     with tempfile.TemporaryDirectory() as folder:
         home = Path(folder)
         write_files(home)

@@ -1,4 +1,4 @@
-"""F1 of tokens and of entities as counts that add up: the same however the validation set is dealt out."""
+"""F1 of tokens and of entities as counts that add up: the same however the validation set is distributed."""
 
 from __future__ import annotations
 

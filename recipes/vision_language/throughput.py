@@ -1,4 +1,4 @@
-"""Measures what 16 bits gain: pictures a second of DistributedAMPTrainer in fp32, tf32, bf16 and fp16, in turns.
+"""Measures what 16 bits gain: pictures a second of DistributedAMPTrainer in fp32, tf32, bf16 and fp16, interleaved.
 
 python recipes/vision_language/throughput.py throughput.json
 
@@ -42,7 +42,7 @@ def seconds_of(trainer: CaptionTrainer, batch: Any, steps: int) -> float:
 
 
 def measure(given: argparse.Namespace) -> dict[str, Any]:
-    """Return the precisions in turns, so that what changes on the machine changes for all of them."""
+    """Return the precisions interleaved, so that what changes on the machine changes for all of them."""
     # One process, whatever GPUs there are.
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")  # samestep: ok[first-gpu]
     # On the device already: a copy from the host would be measured, too.

@@ -95,6 +95,7 @@ def test_other_arguments_are_another_run_and_overrides_come_by_the_environment(t
     assert wrong.returncode != 0
 
 
+@pytest.mark.variation("test_a_run_stopped_early_stays_stopped: by a break")
 def test_a_loop_that_breaks_has_ended_its_run(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(SCRIPT)
     done = samestep("launch", "train.py", "--nproc", "2", "--", "stop", cwd=tmp_path)

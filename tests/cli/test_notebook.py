@@ -91,6 +91,22 @@ samestep.notebook_launcher(work, 2)
 """
 
 
+GATED = """
+import os, time, samestep
+from samestep.launch.run import notebook
+fork = notebook._ForkedRanks._fork
+def slowly(self, rank, pipe):
+    time.sleep(1)  # in which the rank before it would talk to the store
+    forked = fork(self, rank, pipe)
+    with open(f"forked-{rank}", "w") as file: file.write(repr(time.time()))
+    return forked
+notebook._ForkedRanks._fork = slowly
+def work():
+    with open(f"began-{os.environ['RANK']}", "w") as file: file.write(repr(time.time()))
+samestep.notebook_launcher(work, 3)
+"""
+
+
 def notebook(text: str, folder: Path) -> subprocess.CompletedProcess[str]:
     return run([sys.executable, "-c", text], cwd=folder, cold=FORKS)
 
@@ -102,6 +118,16 @@ def test_a_run_in_a_notebook_is_the_same_run(tmp_path: Path) -> None:
     assert [line for line in done.stdout.splitlines() if line.endswith("ranks")] == ["1 ranks", "2 ranks"]
     assert done.stdout.endswith("the same\n")
     assert (tmp_path / "runs" / "two" / "checkpoints").is_dir()
+
+
+def test_no_rank_begins_before_all_are_forked(tmp_path: Path) -> None:
+    """A lock that the store's thread holds for a rank's message would stay held in the next fork."""
+    done = notebook(GATED, tmp_path)
+    assert done.returncode == 0, done.stderr
+    times = {path.name: float(path.read_text()) for path in tmp_path.glob("*-[0-2]")}
+    assert len(times) == 6
+    last = max(at for name, at in times.items() if name.startswith("forked"))
+    assert all(at > last - 0.5 for name, at in times.items() if name.startswith("began"))
 
 
 @pytest.mark.variation("test_a_run_in_a_notebook_is_the_same_run: of a function without samestep")

@@ -106,7 +106,7 @@ class WithProxies(Views):
 
 
 class Shared(Views):
-    """Rows of all losses are dealt out; of two of them, a parameter is trained."""
+    """Rows of all losses are distributed; of two of them, a parameter is trained."""
 
     def __init__(self) -> None:
         self.scales = nn.ParameterList([torch.tensor(3.0), torch.tensor(-1.0)])

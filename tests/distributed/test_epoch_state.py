@@ -45,7 +45,7 @@ def _scales(folder: str, workers: int) -> list[float]:
     return seen
 
 
-@pytest.mark.parametrize("workers", variations([0, 2], kept=[2]))
+@pytest.mark.parametrize("workers", variations([0, 2], kept=[0]))
 def test_each_epoch_reads_the_dataset_as_it_is_then(tmp_path: Path, workers: int) -> None:
     one, other = run_ranks(_scales, 2, str(tmp_path), workers)
     assert one == other
@@ -141,7 +141,10 @@ def _small_validation(folder: str, batches: int) -> tuple[Any, ...]:
 
 @pytest.mark.parametrize(
     ("batches", "world", "shares"),
-    [(4, 2, [2, 2]), (4, 4, [1, 1, 1, 1]), (2, 4, [1, 1, 0, 0]), (6, 4, [2, 2, 1, 1]), (12, 2, [8, 4])],
+    variations(
+        [(4, 2, [2, 2]), (4, 4, [1, 1, 1, 1]), (2, 4, [1, 1, 0, 0]), (6, 4, [2, 2, 1, 1]), (12, 2, [8, 4])],
+        kept=[(2, 4, [1, 1, 0, 0])],
+    ),
 )
 def test_small_validation_sets_are_shared_out(tmp_path: Path, batches: int, world: int, shares: list[int]) -> None:
     [alone] = run_ranks(_small_validation, 1, str(tmp_path / "alone"), batches)

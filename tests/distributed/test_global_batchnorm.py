@@ -79,6 +79,7 @@ def test_everything_is_one_run_at_any_size(precision: str, tmp_path: Path) -> No
     assert_same([runs[0], again])
 
 
+@pytest.mark.variation("test_everything_is_one_run_at_any_size: over a resume")
 def test_it_resumes_at_another_size(tmp_path: Path) -> None:
     untouched = over_all(tmp_path, 1, "Everything", **EVERYTHING)
     folder, task = tmp_path / "run", f"{TASKS}:Everything"

@@ -174,6 +174,7 @@ def test_it_is_the_loss_of_a_plain_loop_with_the_whole_batch(
         torch.testing.assert_close(run.state[f"model.{name}"], value, rtol=0, atol=1e-5)
 
 
+@pytest.mark.variation("test_a_run_goes_on_at_other_sizes_with_the_same_bits: with a loss over the global batch")
 def test_a_run_goes_on_at_another_size(tmp_path: Path) -> None:
     values = {"checkpoint": {"every_steps": 2}, "epochs": 3}
     untouched = contrast(tmp_path, 1, "Views", **values)

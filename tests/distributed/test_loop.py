@@ -182,6 +182,7 @@ def _recipe(overrides: list[str]) -> None:
         train_once(loaded, context)
 
 
+@pytest.mark.variation("test_a_loop_is_one_run_at_any_size: with the loss as a function, compared with a task")
 def test_a_hand_written_loop_is_the_same_run_as_the_task(tmp_path: Path) -> None:
     short = ["epochs=1", "distributed.threads_per_rank=1"]
     curves = {}

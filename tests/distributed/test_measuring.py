@@ -42,6 +42,7 @@ def refused(name: str, folder: Path, **values: Any) -> list[str]:
     return [text for _, text in answers]
 
 
+@pytest.mark.variation("test_nested_metrics_are_those_of_the_whole_set: of extra modules")
 def test_extra_modules_are_evaluated_as_the_model_is(tmp_path: Path) -> None:
     runs = [train("ExtraHead", tmp_path, world, swa={"start": 2, "every": 1}) for world in WORLDS]
     assert_same(runs)

@@ -26,7 +26,7 @@ CASES: dict[str, dict[str, Any]] = {
     "hugging face iterable data": {"task": "HuggingFace"},
     "plain DDP sums": {"same": "rounding", "worlds": (2, 2, 2)},
 }
-IN_CI = ("batchnorm, dropout, augmentation, tail, clipping, adam", "iterable data in two workers")
+IN_CI = ("batchnorm, dropout, augmentation, tail, clipping, adam",)
 
 
 def losses(folder: Path) -> list[float]:

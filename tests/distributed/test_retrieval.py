@@ -83,6 +83,7 @@ def _average(folder: str) -> Any:
         return average_run(Path(folder), config, context, 2, "best").values
 
 
+@pytest.mark.variation("test_a_run_is_judged_by_what_its_embeddings_find: among the queries")
 def test_neighbours_among_the_queries_themselves(tmp_path: Path) -> None:
     runs = [judged(tmp_path, world, reference="valid", views=["encoder"], distance="euclidean") for world in (1, 4)]
     assert measured(runs[0]) == measured(runs[1])

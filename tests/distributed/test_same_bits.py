@@ -29,7 +29,6 @@ CASES: dict[str, dict[str, Any]] = {
 
 IN_CI = (
     "batchnorm, dropout, augmentation, tail, clipping, adam",
-    "six lanes",
     "tied, frozen and uncalled parameters, variable token counts",
     "parameters used in some lanes only",
     "iterable data",

@@ -119,7 +119,7 @@ CASES: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("case", variations(CASES, kept=["groups", "unused"]))
+@pytest.mark.parametrize("case", variations(CASES, kept=["unused"]))
 def test_owners_are_the_same_run_at_any_size(tmp_path: Path, case: str) -> None:
     [expected] = run_ranks(_train, 1, str(tmp_path / "1"), "none", "steps", None, CASES[case])
     for world in (2, 3, 4):
@@ -178,6 +178,7 @@ def _loop_of(folder: str, shard: str, name: str) -> tuple[str, list[float]]:
             return hashlib.sha256(b"".join(t.numpy().tobytes() for t in state)).hexdigest(), seen
 
 
+@pytest.mark.variation("test_sums_by_slices_are_the_same_run: without slices")
 @pytest.mark.parametrize(
     "name", variations(["adversaries", "convolutions", "scaled", "autoencoder"], kept=["adversaries"])
 )
@@ -253,7 +254,7 @@ class ZeroForNone(torch.optim.Optimizer):
 
 
 def _takes_turns(folder: str, shard: str) -> list[float]:
-    """Layers that are used in turns; returns what this rank's weights add up to."""
+    """Layers that are used interleaved; returns what this rank's weights add up to."""
     with samestep.start(**_keys(folder, shard, clip={}, check_ranks_every=None)) as run:
         model = Heads()
         optimizer: Any = ZeroForNone(model.parameters())
@@ -356,6 +357,7 @@ def test_parameters_of_no_module_have_owners(tmp_path: Path) -> None:
     assert run_ranks(_others, 3, str(tmp_path / "three"), "optimizer", "free") == [expected] * 3
 
 
+@pytest.mark.variation("test_a_run_resumes_with_and_without_owners: with other optimizers")
 @pytest.mark.parametrize("kind", variations(["sign", "own", "fused"], kept=["own"]))
 def test_other_optimizers_and_layouts_resume(tmp_path: Path, kind: str) -> None:
     [expected] = run_ranks(_others, 1, str(tmp_path / "whole"), "none", kind)

@@ -112,7 +112,7 @@ def call(words: list[str]) -> Result:
         return CliRunner().invoke(app, words)
 
 
-@cases(60)
+@cases(30)
 @given(launches | looks)
 @example(["launch", "good.yaml", "--nodes", "2", "--nproc", "1", "--rendezvous", "n1:99999", "--print"])
 @example(["launch", "good.yaml", "--nproc", "9" * 30, "--print"])

@@ -171,7 +171,7 @@ def readers(run: Path) -> list[Callable[[], Any]]:
     ]  # fmt: skip
 
 
-@cases(80)
+@cases(40)
 @given(st.data(), strange)
 def test_any_value_in_a_manifest_is_read_or_refused(run: Path, data: Any, value: Any) -> None:
     path = newest(run) / MANIFEST
@@ -204,7 +204,7 @@ def test_a_manifest_with_other_types_is_refused(run: Path, where: Any, value: An
     use(run)
 
 
-@cases(50)
+@cases(25)
 @given(
     st.sampled_from(["manifest", "config.json", "started.json", "metrics.jsonl", "record.json", "rank-0.jsonl", "run.lock"]),
     texts,
@@ -233,7 +233,7 @@ def test_any_text_in_any_file_of_a_run_is_read_or_refused(run: Path, name: str, 
             path.write_bytes(original)
 
 
-@cases(50)
+@cases(25)
 @given(st.data(), strange, st.binary(max_size=64))
 def test_any_header_of_the_weights_is_read_or_refused(run: Path, data: Any, value: Any, body: bytes) -> None:
     path = newest(run) / MODEL

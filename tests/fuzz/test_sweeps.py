@@ -23,7 +23,7 @@ KEYS = (
 domains = st.sampled_from(["uniform", "loguniform", "int", "logint", "choice", "type", "step", "x"])
 
 
-@cases(60)
+@cases(30)
 @given(st.lists(st.tuples(st.sampled_from(KEYS), values), max_size=3), domains, values)
 @example([("space", "{params.x: {type: [a], min: 1}}")], "int", "[1, 2]")
 @example([("objective.goal", "[a]")], "choice", "[[1], {a: b}]")

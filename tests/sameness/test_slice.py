@@ -35,7 +35,7 @@ def run(name: str, ways: str, folder: Path, worlds: tuple[int, ...] = (1, 2, 4))
             ("streams", "eager resumed"),
             ("tiny", "eager"),
         ],
-        kept=["convolutions", "clip_norm", "tied_lm", "contrastive", "streams"],
+        kept=["clip_norm", "tied_lm", "streams"],
     ),
 )
 def test_a_row_is_one_run(name: str, ways: str, tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""DistributedAMPTrainer: the AMPTrainer as one of several ranks. The same training, to the bit."""
+"""DistributedAMPTrainer: the AMPTrainer as one of several ranks. The same training, bit for bit."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Times messages between ranks: collectives of many sizes, in turns, on the ranks that are there."""
+"""Times messages between ranks: collectives of many sizes, interleaved, on the ranks that are there."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ _ALL: Mapping[str, Operation] = {**OPERATIONS, TREE_SUM: Operation(_tree_sum, OP
 def measure_comm(
     context: RunContext, operations: Sequence[str], sizes: Sequence[int], rounds: int, longest: float = 1.0
 ) -> Document:
-    """Time every operation with every size, in turns; every rank calls this and gets the same.
+    """Time every operation with every size, interleaved; every rank calls this and gets the same.
 
     Args:
         context: This process's place among the ranks.

@@ -225,7 +225,7 @@ def _sorted_out(run: Run, meter: Meter, found: StepLevels, whole_batch: bool, by
         buffers=buffers,
         optimizer=optimizer,
         exchange=max(0, between - weights - buffers - optimizer - own),
-        # A loss over the whole batch passes over the lanes twice: they cannot be told apart.
+        # A loss over the whole batch passes over the lanes twice: they cannot be distinguished.
         gradients=None if whole_batch else found.gradients(by_tree),
         activations=None if whole_batch else found.activations,
         total=found.peak,

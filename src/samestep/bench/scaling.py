@@ -1,4 +1,4 @@
-"""Times a step on the ranks that are there: samestep and other loops in turns, on one task."""
+"""Times a step on the ranks that are there: samestep and other loops interleaved, on one task."""
 
 from __future__ import annotations
 

@@ -39,7 +39,9 @@ SeedOption = Annotated[int, typer.Option(min=0, help="Which samples are in a fol
 def cv(
     config: ConfigFile,
     overrides: Overrides = None,
-    k: Annotated[int | None, typer.Option("--folds", min=2, max=1000, help="How many; 5, or the file's.")] = None,
+    k: Annotated[
+        int | None, typer.Option("--folds", min=2, max=1000, help="Number of folds; 5, or the file's.")
+    ] = None,
     stratify: StratifyOption = Stratify.auto,
     seed: SeedOption = 0,
     file: Annotated[
@@ -55,11 +57,9 @@ def cv(
     which: Annotated[Which, typer.Option(help="The evaluation that counts.")] = Which.best,
     predict: Annotated[bool, typer.Option(help="Also predict every sample by the model that has not seen it.")] = True,
     hang_timeout: Annotated[
-        str, typer.Option(help="When a fold on one rank fails in which nothing moves; or none.")
+        str, typer.Option(help="How long a fold on one rank may hang before it fails; or none.")
     ] = "30m",
-    start_timeout: Annotated[
-        str, typer.Option(help="When such a fold fails that has not come to its first step.")
-    ] = "2h",
+    start_timeout: Annotated[str, typer.Option(help="How long such a fold may take to reach its first step.")] = "2h",
     as_json: AsJson = False,
 ) -> None:
     """Cross-validate: train a run for each fold of the training set; started again, it resumes.

@@ -53,7 +53,7 @@ TrialNumber = Annotated[
 ]
 
 
-ViaOption = Annotated[Via | None, typer.Option("--via", help="What starts the ranks of each trial; the key via.")]
+ViaOption = Annotated[Via | None, typer.Option("--via", help="Launcher of each trial's ranks; the key via.")]
 HostsOption = Annotated[
     str | None, typer.Option("--hosts", metavar="a:4,b:4", help="For mpirun and ssh; the key hosts.")
 ]
@@ -182,7 +182,7 @@ def _explain(choice: Choice, metric: str) -> None:
     header, rows = choice.figures(metric)
     if rows:
         print_rows(header, rows)
-        typer.echo("measured here, in turns: the median, and between which half of the rounds were")
+        typer.echo("measured here, interleaved: the median, and between which half of the rounds were")
     else:
         typer.echo(f"latency was not measured: {choice.not_measured}")
     typer.echo(choice.words(metric))

@@ -17,7 +17,7 @@ Distance = Literal["cosine", "euclidean"]
 RowType = Literal["float32", "float16"]
 
 RETRIEVAL_METRICS = ("precision_at_1", "r_precision", "mean_average_precision_at_r", "mean_reciprocal_rank")
-"""What retrieval measures unless told otherwise."""
+"""What retrieval measures unless set otherwise."""
 CLUSTERING_METRICS = ("nmi", "ami")
 _AT_K = re.compile(r"(precision|recall)_at_([1-9][0-9]{0,5})")
 

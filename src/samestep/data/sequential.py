@@ -32,7 +32,7 @@ def _without_empty_lanes(setup: RunSetup, samples: int) -> RunSetup:
 
 
 class SequentialSource(MapSource):
-    """Numbered batches, dealt out to lanes; a batch's random numbers follow from its number.
+    """Numbered batches, distributed to lanes; a batch's random numbers follow from its number.
 
     So the lanes and ranks that share the work do not change its result.
     """

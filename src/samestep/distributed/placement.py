@@ -242,7 +242,7 @@ class _Decision:
         if world > 1:
             for key, fact in (("master_addr", address), ("master_port", port)):
                 if fact.value is None:
-                    how = "ranks started by hand" if by_hand else self.launch.launcher
+                    how = "ranks started manually" if by_hand else self.launch.launcher
                     self.mistakes.append(
                         f"distributed.{key} is auto, but {how} gave none: "
                         f"set {key.upper()} or distributed.{key} to the same on every rank"

@@ -1,4 +1,4 @@
-"""Validation data in batches, dealt out to ranks: which samples a rank gets, and in which order they come."""
+"""Validation data in batches, distributed to ranks: which samples a rank gets, and in which order they come."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _EVALUATION = "evaluation"
 
 
 def evaluation_setup(setup: RunSetup, batch: int | None = None) -> RunSetup:
-    """Return the setup by which validation data is dealt out: in lanes over all ranks, or all on rank 0.
+    """Return the setup by which validation data is distributed: in lanes over all ranks, or all on rank 0.
 
     Args:
         setup: The run's setup.

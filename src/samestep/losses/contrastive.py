@@ -2,7 +2,7 @@
 from `Task.batch_loss`, and the batch is the global one.
 
 Each is a mean over samples. The matrix of similarities can be taken in pieces (`rows_at_once`): then it
-need not fit into memory. In a step over a large global batch its rows are dealt out among the ranks.
+need not fit into memory. In a step over a large global batch its rows are distributed among the ranks.
 """
 
 from __future__ import annotations

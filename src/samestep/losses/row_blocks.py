@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 SHARED_FROM = 4096
-"""Anchors from which blocks are dealt out: below, blocks cost one process more than they save several."""
+"""Anchors from which blocks are distributed: below, blocks cost one process more than they save several."""
 
 Piece = Callable[..., tuple[Tensor, Tensor]]
 """Takes a slice of the anchors and the loss's tensors; returns what these anchors contribute, and how

@@ -1,7 +1,7 @@
 """The predictions or embeddings of a trained model for every sample of a dataset, in order, in one file.
 
 Batches are numbered and distributed over the ranks; everything random about one follows from its
-number. Each round's results are sent to rank 0, which writes them: the file is the same to the bit
+number. Each round's results are sent to rank 0, which writes them: the file is bit-identical
 at any number of ranks, and no rank ever holds more than one round of it.
 """
 

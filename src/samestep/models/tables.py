@@ -59,7 +59,7 @@ class CsvTable(Table):
     def __init__(self, path: Path) -> None:
         super().__init__(path)
         self._file = path.open("w", encoding="utf-8", newline="")
-        # It writes floats by repr, which is read back to the bit.
+        # It writes floats by repr, which is read back exactly.
         self._rows = csv.writer(self._file, lineterminator="\n")
         self._header: list[str] = []
 
@@ -100,7 +100,7 @@ def _shortened(names: list[str]) -> str:
 
 
 class JsonLinesTable(Table):
-    """One JSON object per line; floats in full, so that they are read back to the bit."""
+    """One JSON object per line; floats in full, so that they are read back exactly."""
 
     def __init__(self, path: Path) -> None:
         super().__init__(path)

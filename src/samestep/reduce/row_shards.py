@@ -1,4 +1,4 @@
-"""Rows of a whole dataset, dealt out to ranks in blocks, in the order of the samples.
+"""Rows of a whole dataset, distributed to ranks in blocks, in the order of the samples.
 
 A block holds the same samples at any number of ranks, and what is computed from blocks alone has the
 same bits there.

@@ -10,7 +10,7 @@ from importlib.resources import files
 from typing import Any, Literal
 
 COLORS = ("#1f5f99", "#c2571a", "#12703c", "#7a3e9d", "#b3261e", "#0b7f8a", "#8a6d00", "#5b6770")
-"""For lines that have no color of their own; told apart on white."""
+"""For lines that have no color of their own; distinguishable on white."""
 
 
 @dataclass(frozen=True, kw_only=True)

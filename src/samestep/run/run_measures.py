@@ -83,7 +83,7 @@ class RunMeasures(RunFiles):
     def evaluate_by(
         self, measure: Callable[[Sequence[nn.Module], Moment], Mapping[str, Any]], step: int = 0, prefix: str = ""
     ) -> Values:
-        """Return what all evaluations have in common: listeners get the values, and random numbers go on as before.
+        """Return what all evaluations have in common: listeners get the values, and random numbers continue as before.
 
         Args:
             measure: Called with the unwrapped model and extra modules, and the moment; every rank's

@@ -1,4 +1,4 @@
-"""Everything of a run's state as tensors by name: what verify compares to the bit."""
+"""Everything of a run's state as tensors by name: what verify compares bit for bit."""
 
 from __future__ import annotations
 

@@ -41,7 +41,7 @@ class StepSequence:
 
         Args:
             first: The epoch that the run is in.
-            last: The epoch after the last one; None to go on until the steps end.
+            last: The epoch after the last one; None to continue until the steps end.
         """
         if (self._steps is not None and self._given_back is None) or self._epoch is not None:
             raise StepError("run.epochs was called when the run had begun: call it once")

@@ -1,4 +1,4 @@
-"""Runs a sweep: draws trials, starts their runs, answers their questions, and keeps what they came to.
+"""Runs a sweep: draws trials, starts their runs, answers their questions, and keeps their results.
 
 The only process that knows Optuna: ranks get a whole config, and an answer at the end of a step.
 Whatever it decides is on the disk before anyone acts on it.

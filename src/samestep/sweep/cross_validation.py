@@ -1,4 +1,4 @@
-"""Trains one run for each fold of a training set, and puts together what they came to."""
+"""Trains one run for each fold of a training set, and puts together their results."""
 
 from __future__ import annotations
 

@@ -42,7 +42,7 @@ def best_words(sweep: SweepConfig, trials: Sequence[TrialRecord]) -> str:
 
 
 def results_of(sweep: SweepConfig, folder: Path, number: int) -> list[RunResult]:
-    """Return what the runs of a trial came to, which are all done."""
+    """Return the results of a trial's runs, which are all done."""
     home = trial_folder(folder, number)
     folds = [home] if sweep.folds is None else [home / f"fold-{n}" for n in range(sweep.folds.k)]
     found = [read_result(run) for run in folds]

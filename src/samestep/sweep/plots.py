@@ -43,7 +43,7 @@ def importances(sweep: SweepConfig, trials: Sequence[TrialRecord]) -> tuple[dict
     if len(done) < FEWEST:
         return {}, f"importance needs {FEWEST} complete trials, and there are {len(done)}"
     if len({trial.value for trial in done}) == 1:
-        return {}, "importance needs trials that differ, and all came to the same value"
+        return {}, "importance needs trials that differ, and all have the same value"
     optuna = import_optuna()
     study = optuna.create_study(direction=sweep.directions[0])
     with warnings.catch_warnings():

@@ -103,7 +103,7 @@ def prefer_faster(loaded: LoadedSweep, margin: float) -> Choice:
         return Choice(chosen, best, margin, measure, cost, best_cost, near, not_measured=reason)
     without = ", ".join(str(number) for number, cost in costs.items() if cost is None)
     raise RunDirError(
-        f"nothing tells how fast the trials {without} are: their latency could not be measured ({reason}), "
+        f"nothing shows how fast the trials {without} are: their latency could not be measured ({reason}), "
         f"and the directories of their runs have neither times in metrics.jsonl nor a {MODEL}. Leave out "
         "--prefer-faster-within"
     )

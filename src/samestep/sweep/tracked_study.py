@@ -120,7 +120,7 @@ class TrackedStudy:
             first = (str(error).strip() or "no message").splitlines()[0]
             self._report(
                 f"trackers.{key} failed and gets nothing more of this study: "
-                f"{type(error).__name__}: {first}. Its runs go on"
+                f"{type(error).__name__}: {first}. Its runs continue"
             )
 
 

@@ -34,7 +34,7 @@ class LiveTrial:
     curves: list[Curve] = field(default_factory=list)
     """By fold."""
     folds: list[float] = field(default_factory=list)
-    """What the folds that are done came to."""
+    """Results of the folds that are done."""
     pruned: str = ""
     """Why it ends before its end; empty if it does not."""
     failures: int = 0
@@ -120,7 +120,7 @@ class LiveTrial:
 
 
 def objective_of(sweep: SweepConfig, result: RunResult) -> float:
-    """Return what a run came to by the sweep's objective.
+    """Return a run's result by the sweep's objective.
 
     Raises:
         TaskError: if that is no number.
@@ -134,7 +134,7 @@ def objective_of(sweep: SweepConfig, result: RunResult) -> float:
 
 
 def further_of(sweep: SweepConfig, results: Sequence[RunResult]) -> list[float]:
-    """Return what a trial's runs came to by the further objectives, at the evaluations that the first takes.
+    """Return the results of a trial's runs by the further objectives, at the evaluations that the first takes.
 
     Raises:
         TaskError: if that is no number.

@@ -118,7 +118,7 @@ def _options(sweep: SweepConfig, base: Config, ranks: int) -> tuple[str, ...]:
 
 
 def _hosted(sweep: SweepConfig, base: Config, ranks: int) -> tuple[Place, ...]:
-    """Return the places that hosts have: parts of one host, or whole hosts, so that GPUs can be told apart."""
+    """Return the places that hosts have: parts of one host, or whole hosts, so that GPUs can be distinguished."""
     hosts = parse_hosts(sweep.hosts or "", None)
     if any(host.ranks is None for host in hosts):
         raise LaunchError("hosts need their numbers of ranks, as a:4,b:4")

@@ -24,7 +24,7 @@ from samestep.tracking.guard import GuardedTracker
 
 
 class JsonLines(Tracker):
-    """One JSON object a line; floats in full, so that they read back to the bit."""
+    """One JSON object a line; floats in full, so that they read back exactly."""
 
     def __init__(self, path: Path) -> None:
         self._path = path

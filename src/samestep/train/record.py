@@ -28,7 +28,7 @@ from samestep.words import listed
 
 @dataclass(frozen=True)
 class RunRecord:
-    """The record of a run, to the bit."""
+    """The exact record of a run."""
 
     world: int
     steps: int

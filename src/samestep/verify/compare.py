@@ -95,7 +95,7 @@ def same_bits(left: Tensor, right: Tensor) -> bool:
 
 
 def different_tensors(left: Mapping[str, Tensor], right: Mapping[str, Tensor]) -> list[str]:
-    """Return the names of the tensors that two states do not share to the bit."""
+    """Return the names of the tensors that two states do not share bit for bit."""
     names = left.keys() | right.keys()
     return [name for name in names if name not in left or name not in right or not same_bits(left[name], right[name])]
 

@@ -57,7 +57,7 @@ def assert_another_run_would_be_noticed(runs: Path) -> None:
 
 @pytest.mark.requirement("004-6.3-1", "004-KR-2", "004-BS-1")
 def test_a_batch_of_8_on_3_ranks_is_that_of_one(tmp_path: Path) -> None:
-    """Lanes are dealt out as 3, 3 and 2; no sample is dropped, and masks are drawn by lane."""
+    """Lanes are distributed as 3, 3 and 2; no sample is dropped, and masks are drawn by lane."""
     from experiments import experiment_of
 
     sizes = {"features": 6, "embedded": 12, "neurons": 4, "layers": 1, "probability": 0.3}

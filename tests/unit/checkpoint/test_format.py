@@ -1,4 +1,4 @@
-"""One checkpoint on disk: what is written is read back to the bit; damage is refused."""
+"""One checkpoint on disk: what is written is read back exactly; damage is refused."""
 
 from __future__ import annotations
 

@@ -56,7 +56,7 @@ def tracked(metric: Any) -> MetricTracker:
 
 
 def over_lanes(metric: Any, update: Update = classify, size: int = 3) -> dict[str, Any]:
-    """The values with batches dealt out to lanes, as evaluations do."""
+    """The values with batches distributed to lanes, as evaluations do."""
     merger = NestedStates("m", metric)
     lanes = [merger.copy(CPU, {}) for _ in range(LANES)]
     for number, start in enumerate(range(0, 40, size)):

@@ -438,7 +438,7 @@ MISTAKES = [
     ("a node and no address", requested("torchrun", nproc=2, nodes=2, node_rank=0), LaunchError,
      ["--node-rank is 0: add --master-addr, node 0's host"]),
     ("an address and no node", requested("torchrun", nproc=2, nodes=2, master_addr="n0"), LaunchError,
-     ["--master-addr is for machines numbered by hand: add --node-rank"]),
+     ["--master-addr is for machines numbered manually: add --node-rank"]),
     ("a port and no node", requested("torchrun", nproc=2, nodes=2, master_port=1), LaunchError,
      ["add --node-rank"]),
     ("two places to meet",

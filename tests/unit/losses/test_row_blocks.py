@@ -13,7 +13,7 @@ from samestep.losses import clip, nt_xent, row_blocks, siglip, supcon
 
 
 class Alone:
-    """One process that computes all blocks, as if they were dealt out."""
+    """One process that computes all blocks, as if they were distributed."""
 
     blocks, mine = 5, range(5)
 

@@ -30,6 +30,7 @@ def _config(**values: Any) -> Any:
     return load_config({"global_batch": 8, "epochs": 1, **speed, **values})
 
 
+@pytest.mark.variation("test_a_compiled_model_is_the_same_run_too: by blocks, with many shapes")
 def test_as_many_shapes_per_block_as_of_a_whole_model(monkeypatch: pytest.MonkeyPatch) -> None:
     plain = torch.compile
     monkeypatch.setattr(torch, "compile", lambda what, dynamic: plain(what, backend="eager"))

@@ -1,4 +1,4 @@
-"""A trial while it runs: what a pruner sees of its folds, and what it came to."""
+"""A trial while it runs: what a pruner sees of its folds, and its result."""
 
 from __future__ import annotations
 

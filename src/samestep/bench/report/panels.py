@@ -91,7 +91,7 @@ def _of(rows: Sequence[tuple[str, Row]], **wanted: str) -> list[tuple[str, Row]]
 
 
 def _curves(rows: Sequence[tuple[str, Row]], by: str) -> list[_Curve]:
-    """Rows by what tells them apart: `by`, the precision if it is not fp32, and the machine."""
+    """Rows by what distinguishes them: `by`, the precision if it is not fp32, and the machine."""
     groups: dict[str, list[Row]] = {}
     for label, row in rows:
         words = [str(row[by]), "" if row["precision"] == "fp32" else row["precision"], label]

@@ -140,7 +140,7 @@ class LaneCosts:
         if cost is None:
             return (one.label, str(one.world), *["-"] * 5, "left out")
         spread = spread_of(one.seconds)
-        # A process's own memory never shrinks: of choices in turns it says nothing.
+        # A process's own memory never shrinks: of interleaved choices it says nothing.
         memory = format_bytes(one.peak_bytes) if self._on_gpu and one.peak_bytes else "-"
         return (
             one.label,

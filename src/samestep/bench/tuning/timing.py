@@ -1,4 +1,4 @@
-"""Times a training's steps with several settings, in turns on the same ranks.
+"""Times a training's steps with several settings, interleaved on the same ranks.
 
 Each turn is a run with a new model in a temporary directory, warmed up before the clock starts. Only one holds
 memory at a time.

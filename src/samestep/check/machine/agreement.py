@@ -89,7 +89,7 @@ def same_processors(reports: Reports) -> Finding:
         _processor,
         "warning" if promised else "note",
         "torch chooses its kernels by the processor, and other kernels round differently: a run "
-        "on other ranks is then not the same to the bit",
+        "on other ranks is then not bit-identical",
         "run on machines of one kind, or set same: rounding",
     )
 

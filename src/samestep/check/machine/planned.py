@@ -23,7 +23,7 @@ from samestep.step.graphs import why_no_graph
 from samestep.words import counted
 
 _OF_ONE_RANK = {"distributed": {"rank", "node_rank", "device_ids"}}
-"""Keys that ranks started by hand must set differently."""
+"""Keys that ranks started manually must set differently."""
 
 
 def digest(config: Config) -> str:

@@ -44,12 +44,12 @@ bench_app = typer.Typer(help="Measure machines, the links between them, and trai
 app.add_typer(bench_app, name="bench", rich_help_panel=STARTING)
 
 
-Worlds = Annotated[str, typer.Option(help="Numbers of ranks to start, such as 2,4.")]
-ViaOption = Annotated[Via, typer.Option(help="What starts the ranks of --worlds; torchrun: on this machine.")]
+Worlds = Annotated[str, typer.Option(help="World sizes to start, such as 2,4.")]
+ViaOption = Annotated[Via, typer.Option(help="Launcher of the ranks of --worlds.")]
 Nodes = Annotated[int, typer.Option(min=1, help="The most nodes of a Slurm job.")]
 Hosts = Annotated[str, typer.Option(metavar="a,b", help="For mpirun and ssh: the machines.")]
-Rounds = Annotated[int | None, typer.Option(min=3, help="Turns of each; fewer with --quick.")]
-Quick = Annotated[bool, typer.Option("--quick", help="Less of everything: a first look.")]
+Rounds = Annotated[int | None, typer.Option(min=3, help="Rounds per variant; fewer with --quick.")]
+Quick = Annotated[bool, typer.Option("--quick", help="A first look: fewer rounds and sizes.")]
 Output = Annotated[Path | None, typer.Option(help="Also write the results, as JSON, here.")]
 Page = Annotated[Path | None, typer.Option("--report", help="Also write an HTML page here.")]
 TrainingConfig = Annotated[

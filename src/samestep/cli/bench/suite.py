@@ -10,7 +10,7 @@ import typer
 from samestep.cli.app import Overrides, Via, guarded
 from samestep.cli.bench.shared import Hosts, Nodes, Quick, Start, TrainingConfig, ViaOption, Worlds, bench_app
 
-Folder = Annotated[Path, typer.Option("--output", help="A folder for the results; made if it is not there.")]
+Folder = Annotated[Path, typer.Option("--output", help="Folder for the results; created if missing.")]
 Only = Annotated[str, typer.Option(help="Such as comm,memory; all of them, if not given.")]
 
 

@@ -14,7 +14,7 @@ from samestep.distributed.deferred_signals import DeferredSignals
 tune_app = typer.Typer(help="Measure which settings suit a training on this machine.", no_args_is_help=True)
 app.add_typer(tune_app, name="tune", rich_help_panel=MODELS)
 
-Rounds = Annotated[int, typer.Option(min=1, help="Turns of each; 4 are the fewest with a range.")]
+Rounds = Annotated[int, typer.Option(min=1, help="Rounds per choice; a range needs 4.")]
 Steps = Annotated[int | None, typer.Option(min=1, help="Timed steps per turn; about a second's, if not given.")]
 
 

@@ -19,7 +19,7 @@ class LaunchCommand(Protocol):
         """The number of ranks; None where the machines decide it themselves."""
 
     def script(self) -> str:
-        """Return a shell script that does the same by hand."""
+        """Return a shell script that does the same."""
 
     def summary(self) -> Rows:
         """Return what it amounts to, for a person to read before it starts."""

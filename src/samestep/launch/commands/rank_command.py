@@ -134,7 +134,7 @@ def _shell_value(value: str) -> str:
 
 
 def shell_script(comment: str, rank_command: RankCommand, variables: Mapping[str, str], command: str) -> str:
-    """Return a script that does by hand what a launch does."""
+    """Return a script that does what a launch does."""
     lines = ["#!/bin/bash", f"# {comment}", "set -eo pipefail", *surroundings(rank_command, variables)]
     return "\n".join([*lines, command]) + "\n"
 

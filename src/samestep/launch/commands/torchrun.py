@@ -32,7 +32,7 @@ class TorchrunCommand:
     nodes: Size | None = None
     """The machines that take part, if there are others."""
     node_rank: int | None = None
-    """This machine's number, if they are numbered by hand."""
+    """This machine's number, if they are numbered manually."""
     rendezvous: str = ""
     """HOST:PORT where the machines meet."""
 

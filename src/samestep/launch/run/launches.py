@@ -34,7 +34,7 @@ class Launch(ABC):
     """Whether `run` only hands the ranks to a batch system, unless it is to follow them."""
 
     def script(self) -> str:
-        """Return a shell script that does the same by hand."""
+        """Return a shell script that does the same."""
         return self.command.script()
 
     def summary(self) -> Rows:

@@ -166,6 +166,8 @@ class _ForkedRanks:
         self._processes = RankProcesses(folder, reaper)
         self._shown, self._output = os.pipe()
         os.set_blocking(self._shown, False)
+        # No rank talks to the store before all are forked: its thread here could hold a lock, which stays held in a fork.
+        self._gate, self._opens_gate = os.pipe()
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
 
     def run(self) -> None:
@@ -175,6 +177,7 @@ class _ForkedRanks:
         try:
             for rank in range(self._nproc):
                 self._processes.begin(rank, lambda pipe, rank=rank: self._fork(rank, pipe))  # type: ignore[misc]
+            os.write(self._opens_gate, b"." * self._nproc)
             while self._processes.running and not self._processes.failed:
                 self._look()
             deadline = time.monotonic() + _SECONDS_TO_FOLLOW
@@ -190,8 +193,8 @@ class _ForkedRanks:
         return unpacked(self._result.read_bytes(), self._signer)
 
     def close(self) -> None:
-        os.close(self._shown)
-        os.close(self._output)
+        for number in (self._shown, self._output, self._gate, self._opens_gate):
+            os.close(number)
 
     @property
     def _result(self) -> Path:
@@ -236,6 +239,7 @@ class _ForkedRanks:
             _forget_signals()
             end_with_parent(signal.SIGTERM, launcher_process(process_environment()))
             torch.set_num_threads(1)
+            os.read(self._gate, 1)
             value = self._function(*self._args)
             if rank == 0:
                 self._result.write_bytes(packed(value, self._signer))

@@ -106,7 +106,7 @@ def _rendezvous_endpoint(request: Request) -> str:
         if rendezvous:
             raise LaunchError("--rendezvous and --master-addr both set the meeting point: keep one")
         if node_rank is None:
-            raise LaunchError("--master-addr is for machines numbered by hand: add --node-rank")
+            raise LaunchError("--master-addr is for machines numbered manually: add --node-rank")
     if node_rank is not None:
         if not request.master_addr:
             raise LaunchError(f"--node-rank is {node_rank}: add --master-addr, node 0's host")

@@ -60,7 +60,7 @@ class DemoRun:
         return fmean(self.losses[-self.total // 3 :]) if self.is_over else self.losses[-1]
 
     def is_same(self, other: DemoRun) -> bool:
-        """Return whether both have the same losses and final state, to the bit."""
+        """Return whether both have the same losses and final state, bit for bit."""
         return (self.state, self.losses) == (other.state, other.losses)
 
 
@@ -76,7 +76,7 @@ class Demo:
 
     @property
     def is_same(self) -> bool:
-        """Return whether all of samestep's runs have the same losses and final state, to the bit."""
+        """Return whether all of samestep's runs have the same losses and final state, bit for bit."""
         first, *others = self.of(SAMESTEP)
         return all(run.is_same(first) for run in others)
 

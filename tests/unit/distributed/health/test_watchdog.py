@@ -41,11 +41,7 @@ print("ended by itself")
 
 
 @pytest.mark.parametrize(
-    "how",
-    variations(
-        ["moves", "hangs", "hangs at its start", "holds the interpreter"],
-        kept=["moves", "hangs", "holds the interpreter"],
-    ),
+    "how", variations(["moves", "hangs", "hangs at its start", "holds the interpreter"], kept=["moves", "hangs"])
 )
 def test_only_a_run_in_which_nothing_moves_is_ended(how: str) -> None:
     command = [sys.executable, "-c", PROGRAM.format(how=how)]
