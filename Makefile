@@ -47,7 +47,7 @@ recipe-decomposition: $(STAMP)
 # Most of a test's time it waits for other processes: three at once keep two cores busy.
 PYTEST := $(BIN)/python -m pytest -n 3 --dist load --maxschedchunk 4
 
-# Every promise, but not every variation of it: about twenty minutes on two cores.
+# Every promise, but not every variation of it: about a quarter of an hour on two cores.
 test: $(STAMP) lint
 	$(PYTEST) -m 'not variation'
 

@@ -77,6 +77,7 @@ def test_folds_are_trained_kept_and_put_together(tmp_path: Path) -> None:
     assert "config.seed was 0, is 4" in other.stderr
 
 
+@pytest.mark.variation("test_folds_are_trained_kept_and_put_together: on two ranks")
 @pytest.mark.requirement("001-G-2")
 def test_two_ranks_come_to_the_same_values(tmp_path: Path) -> None:
     path, means = config(tmp_path), []

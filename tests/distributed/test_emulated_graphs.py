@@ -78,6 +78,7 @@ def _loop(folder: str, name: str, emulated: bool, shard: str = "none") -> tuple[
         return loops._train(folder, name, epochs=4, distributed=owned)
 
 
+@pytest.mark.variation("test_replayed_steps_are_one_run_with_eager_ones: of a loop")
 @pytest.mark.parametrize("name", variations(["convolutions", "diffusion", "scaled"], kept=["convolutions"]))
 def test_a_loops_body_is_replayed_with_the_bits_of_an_eager_one(name: str, tmp_path: Path) -> None:
     [expected] = run_ranks(_loop, 1, str(tmp_path / "eager"), name, False)
