@@ -23,21 +23,22 @@ def draw_ranks(document: Mapping[str, Any], is_over: bool, now: float) -> str:
 
     Args:
         document: What `ranks.json` holds.
-        is_over: Whether the run has ended: then nothing is late.
+        is_over: Whether the run has ended: then the last heartbeats say nothing.
         now: The time.
     """
     ranks = [rank for rank in _list(document.get("ranks")) if isinstance(rank, dict)]
     if not ranks:
         return ""
-    rows = [_row(rank, is_over, now) for rank in ranks[:_MOST_RANKS]]
+    rows = [_row(rank, now)[: 3 if is_over else 6] for rank in ranks[:_MOST_RANKS]]
     more = f"<p>and {len(ranks) - _MOST_RANKS} more</p>" if len(ranks) > _MOST_RANKS else ""
-    return html_table(["rank", "lanes", "host", "step", "phase", "heartbeat"], rows, kind="rows") + more
+    header = ["rank", "lanes", "host", "step", "phase", "heartbeat"]
+    return html_table(header[: 3 if is_over else 6], rows, kind="rows") + more
 
 
-def _row(rank: Mapping[str, Any], is_over: bool, now: float) -> tuple[Any, ...]:
+def _row(rank: Mapping[str, Any], now: float) -> tuple[Any, ...]:
     lanes = [lane for lane in _list(rank.get("lanes")) if isinstance(lane, int)]
     age = max(0.0, now - _number(rank.get("beat"), now))
-    beat = Cell("ended") if is_over else marked(f"{ago(age)} ago", "broken" if age > _LATE else "kept")
+    beat = marked(f"{ago(age)} ago", "broken" if age > _LATE else "kept")
     seconds = _number(rank.get("seconds"), 0.0)
     phase = str(rank.get("phase", "")) + (f" for {ago(seconds)}" if seconds > _LONG else "")
     return rank.get("rank", ""), Cell(_lanes(lanes)), str(rank.get("host", "")), rank.get("step", 0), phase, beat
