@@ -22,7 +22,7 @@ Written by `python scripts/cli_reference.py`. [Commands](commands.md) has a line
 
 
 SHARED_BY = 4
-"""Commands that have the same row from which on it is shown once, at the top."""
+"""A row that at least this many commands have is shown once, at the top."""
 
 
 def reference() -> str:

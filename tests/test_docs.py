@@ -124,26 +124,25 @@ PAGES_IN_CI = [page for page in WITH_COMMANDS if page.name in ("README.md", "tas
 @pytest.mark.requirement("003-T4-9", "000-P5-8", "003-T4-7")
 @pytest.mark.parametrize("page", variations(WITH_COMMANDS, kept=PAGES_IN_CI), ids=lambda page: page.name)
 def test_every_command_of_a_document_runs_as_written(tmp_path: Path, page: Path) -> None:
-    """In one folder, in the order of reading, with the tools of this environment.
-
-    Those of the quickstart are processes that start from nothing, as a reader's are; below it and on
-    the other pages the interpreter is one that has torch imported already.
-    """
+    """In one folder, in the order of reading, by interpreters that have torch imported already."""
     for folder in ("examples", "recipes"):
         (tmp_path / folder).symlink_to(ROOT / folder)
     forked = {**environment(), "PATH": shell_path()}
     if page.name == "README.md":  # whose first command has a test of its own
         blocks = [re.sub(r"(?m)^samestep demo .*", "# tests/cli/test_demo.py", block) for block in bash_blocks(page)]
-    elif page.name != "tour.md":
-        blocks = ["samestep init mine", *bash_blocks(page)]  # which the tour has made
     else:
-        quickstart, *blocks = bash_blocks(page)
-        cold = {**environment(), "PATH": shell_path(cold="a reader's first commands, as they are")}
-        del cold["OMP_NUM_THREADS"]  # which a reader has not set
-        _run_block(quickstart, tmp_path, cold)
-        _assert_same_weights(tmp_path / "runs" / "mine", tmp_path / "runs" / "two")
+        made = [] if page.name == "tour.md" else ["samestep init mine"]  # which the tour makes
+        blocks = [*made, *bash_blocks(page)]
     for block in blocks:
         _run_block(block, tmp_path, forked)
+
+
+def test_a_readers_first_commands_run_as_they_are(tmp_path: Path) -> None:
+    """The tour's, in processes that start from nothing."""
+    cold = {**environment(), "PATH": shell_path(cold="a reader's first commands, as they are")}
+    del cold["OMP_NUM_THREADS"]  # which a reader has not set
+    _run_block(bash_blocks(ROOT / "docs" / "tour.md")[0], tmp_path, cold)
+    _assert_same_weights(tmp_path / "runs" / "mine", tmp_path / "runs" / "two")
 
 
 def _run_block(block: str, folder: Path, surroundings: Mapping[str, str]) -> None:

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
+import runpy
 import sys
+import sysconfig
 import traceback
 from importlib.util import find_spec
 from pathlib import Path
@@ -17,16 +21,14 @@ _SAMESTEP = f"{Path(__file__).parent}/"
 def format_error(error: BaseException) -> str:
     """Return an error's traceback with the frames of the code that samestep runs.
 
-    Torch's frames below the last of these stay, since they name what failed. In Python's development mode
-    (`python -X dev`), and for an error outside of such code, all frames are shown.
+    Frames below the last of these stay, but for all of samestep's except the deepest. In Python's development mode
+    (PYTHONDEVMODE=1), and for an error outside of such code, all frames are shown.
     """
-    found = traceback.TracebackException.from_exception(error)
-    left_out = 0 if sys.flags.dev_mode else _leave_out(found, isinstance(error, SamestepError))
-    text = "".join(found.format())
+    text, left_out = _formatted(error)
     if not left_out:
         return text
     frames = "1 frame" if left_out == 1 else f"{left_out} frames"
-    note = f"  ({frames} of samestep and torch left out: python -X dev shows all)\n"
+    note = f"  ({frames} of samestep and torch left out: PYTHONDEVMODE=1 shows all)\n"
     return text.replace(_HEADER, _HEADER + note, 1)
 
 
@@ -37,28 +39,71 @@ def show_own_frames() -> None:
 
 
 def _show(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-    del kind
-    sys.stderr.write(format_error(error.with_traceback(trace)))
+    error = error.with_traceback(trace)
+    if sys.stderr is None or not _formatted(error)[1]:
+        sys.__excepthook__(kind, error, trace)
+    else:
+        sys.stderr.write(format_error(error))
 
 
-def _leave_out(found: traceback.TracebackException, is_ours: bool) -> int:
+def _formatted(error: BaseException) -> tuple[str, int]:
+    """Return an error's text, and how many frames are left out of it."""
+    if not sys.flags.dev_mode:
+        try:
+            found = traceback.TracebackException.from_exception(error)
+            left_out = _leave_out(found, isinstance(error, SamestepError))
+            return "".join(found.format()), left_out
+        except Exception as reason:  # a report of an error must not raise another one
+            del reason
+    return "".join(traceback.format_exception(error)), 0
+
+
+def _leave_out(error: traceback.TracebackException, is_ours: bool) -> int:
     """Remove frames from an error and those that it came from; return how many."""
-    names = [frame.filename for frame in found.stack]
-    own = [at for at, name in enumerate(names) if not _is_library(name)]
-    left_out = 0
-    if own:
-        # Torch's name what failed; samestep's do where it failed itself.
-        below = [at for at in range(own[-1] + 1, len(names)) if not is_ours]
-        if below and not names[-1].startswith(_SAMESTEP):
-            below = [at for at in below if not names[at].startswith(_SAMESTEP)]
-        kept = [frame for at, frame in enumerate(found.stack) if at in own or at in below]
-        left_out = len(names) - len(kept)
-        found.stack[:] = kept
-    earlier = (found.__cause__, None if found.__suppress_context__ else found.__context__)
-    return left_out + sum(_leave_out(one, False) for one in earlier if one is not None)
+    left_out, found, first = 0, [error], True
+    while found:
+        one = found.pop()
+        if getattr(one, "exceptions", None):  # a group, whose errors are shown whole
+            return 0
+        # A file that cannot be parsed has no frame: its name is the error's.
+        kept = _kept(
+            [*(frame.filename for frame in one.stack), *filter(None, [getattr(one, "filename", None)])],
+            first and is_ours,
+        )
+        kept = [at for at in kept if at < len(one.stack)]
+        left_out += len(one.stack) - len(kept)
+        one.stack[:] = [one.stack[at] for at in kept]
+        earlier = one.__cause__ or (None if one.__suppress_context__ else one.__context__)
+        found += [] if earlier is None else [earlier]
+        first = False
+    return left_out
 
 
-def _is_library(filename: str) -> bool:
-    torch = find_spec("torch")  # finds it without an import
-    folders = [_SAMESTEP, *([f"{Path(torch.origin).parent}/"] if torch is not None and torch.origin else [])]
-    return filename.startswith(("<frozen ", *folders)) or Path(filename).name in ("runpy.py", "contextlib.py")
+def _kept(names: list[str], is_ours: bool) -> list[int]:
+    """Return which frames of a stack stay, by their files."""
+    own = [at for at, name in enumerate(names) if not name.startswith((*_hidden(), *_others()))]
+    if not own:
+        return list(range(len(names)))
+    kept = [at for at, name in enumerate(names) if at <= own[-1] and not name.startswith(_hidden())]
+    if is_ours:  # its message says what to do
+        return kept
+    below = range(own[-1] + 1, len(names))
+    deepest = max((at for at in below if names[at].startswith(_SAMESTEP)), default=-1)
+    return [*kept, *(at for at in below if at == deepest or not names[at].startswith(_SAMESTEP))]
+
+
+@functools.cache
+def _hidden() -> tuple[str, ...]:
+    """Files whose frames are left out, as the beginnings of their paths."""
+    places = [_SAMESTEP, "<frozen ", *(str(module.__file__) for module in (runpy, contextlib))]
+    with contextlib.suppress(ImportError, ValueError):
+        torch = find_spec("torch")  # finds it without an import
+        if torch is not None and torch.origin is not None:
+            places.append(f"{Path(torch.origin).parent}/")
+    return tuple(places)
+
+
+@functools.cache
+def _others() -> tuple[str, ...]:
+    """Folders of libraries, whose frames are nobody's own, but stay between those."""
+    return tuple({f"{sysconfig.get_paths()[name]}/" for name in ("stdlib", "platstdlib", "purelib", "platlib")})

@@ -95,7 +95,7 @@ def test_other_arguments_are_another_run_and_overrides_come_by_the_environment(t
     assert wrong.returncode != 0
 
 
-@pytest.mark.variation("test_a_run_stopped_early_stays_stopped: by a break")
+@pytest.mark.variation("test_a_loop_that_leaves_its_steps_has_ended_the_run: as a script")
 def test_a_loop_that_breaks_has_ended_its_run(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(SCRIPT)
     done = samestep("launch", "train.py", "--nproc", "2", "--", "stop", cwd=tmp_path)
@@ -121,7 +121,6 @@ if run.is_main:
 '''  # fmt: skip
 
 
-@pytest.mark.variation("test_verify_and_overrides_take_an_ordinary_loader: with an average of the loop")
 def test_verify_looks_at_an_average_that_the_loop_keeps_by_itself(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(OWN_AVERAGE.replace("{rate}", "0.5 / run.world_size"))
     words = ("verify", "train.py", "--worlds", "1,2", "--steps", "4", "--json")

@@ -61,7 +61,6 @@ def test_a_run_that_nobody_closes_is_whole_when_the_script_ends(by: str, script:
     assert len(steps_logged(tmp_path)) == 3, "losses that were still on their way are written"
 
 
-@pytest.mark.variation("test_own_code_failing_in_one_process_shows_its_traceback: of a script that closes no run")
 def test_an_error_of_the_script_is_the_runs_on_all_ranks(script: Path, tmp_path: Path) -> None:
     alone = run([sys.executable, str(script), "fails"], cwd=tmp_path, cold=COLD)
     assert alone.returncode == 1

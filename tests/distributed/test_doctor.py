@@ -124,7 +124,6 @@ def _in_its_own_folder(folders: list[Path]) -> CheckReport:
     return run_checks(_config(), folders[_rank()], machine=_roomy())
 
 
-@pytest.mark.variation("test_one_rank_that_is_different_is_named_by_all: in what it sees of the disk")
 @pytest.mark.requirement("000-P4-3")
 @pytest.mark.parametrize("world", variations([2, 4], kept=[4]))
 def test_a_folder_that_one_rank_does_not_see_is_an_error(world: int, tmp_path: Path) -> None:

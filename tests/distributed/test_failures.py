@@ -189,7 +189,6 @@ def _fails_then_trains(folder: str) -> None:
     dist.destroy_process_group()
 
 
-@pytest.mark.variation("test_a_rank_that_raises_is_told_to_all: in a run after it")
 def test_a_run_does_not_hear_of_the_failure_of_the_one_before(tmp_path: Path) -> None:
     """Its heartbeat would end it after some seconds, of which this run takes enough."""
     run_ranks(_fails_then_trains, 2, str(tmp_path))

@@ -84,7 +84,9 @@ def test_what_the_loss_leaves_in_its_buffers_stays(values: dict[str, Any], tmp_p
             assert torch.equal(found[0][name], found[1][name])
 
 
-@pytest.mark.variation("test_any_number_of_ranks_is_the_same_run: of a loss over the global batch")
+@pytest.mark.variation(
+    "test_micro_batches_that_were_found_are_those_that_are_asked_for: of a loss over the global batch"
+)
 def test_micro_batches_are_found_by_trial(tmp_path: Path) -> None:
     """Whole lanes fit, and the trial leaves no trace but the number that it found."""
     whole, tried = (contrast(tmp_path / str(split), 2, "Views", memory={"lane_split": split}) for split in (1, "auto"))

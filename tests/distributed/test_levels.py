@@ -37,7 +37,6 @@ def test_rounding_is_the_same_up_to_rounding(case: str, tmp_path: Path) -> None:
     _assert_near(runs, rtol=1e-3)
 
 
-@pytest.mark.variation("test_rounding_is_the_same_up_to_rounding: at same: samples")
 @pytest.mark.parametrize("case", variations(TASKS, kept=["everything"]))
 def test_samples_consumes_the_same_samples_in_every_step(case: str, tmp_path: Path) -> None:
     runs = [train(tmp_path, world, same="samples", **TASKS[case]) for world in (1, 2, 4)]

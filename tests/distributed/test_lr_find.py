@@ -68,7 +68,6 @@ def test_a_loss_that_is_infinite_at_once_is_no_suggestion(tmp_path: Path) -> Non
     assert "after 3 steps already" in found.wrong
 
 
-@pytest.mark.variation("test_the_curve_and_the_suggestions_are_the_same_on_any_number_of_ranks: beside a run")
 def test_a_run_in_the_directory_stays_whole(tmp_path: Path) -> None:
     trained = train(tmp_path, 1, log_every=1)
     before = {p: p.read_bytes() for p in trained.folder.rglob("*") if p.is_file()}

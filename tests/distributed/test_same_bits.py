@@ -52,7 +52,6 @@ def test_three_ranks_of_a_token_model(tmp_path: Path) -> None:
     assert_same([train(tmp_path, world, task="Tokens") for world in (1, 3)])
 
 
-@pytest.mark.variation("test_any_number_of_ranks_up_to_the_lanes: with lanes dealt unevenly")
 def test_uneven_lane_weights(tmp_path: Path) -> None:
     even = train(tmp_path, 1)
     two = train(tmp_path, 2, distributed={"lane_weights": [3, 1]})

@@ -254,7 +254,7 @@ class ZeroForNone(torch.optim.Optimizer):
 
 
 def _takes_turns(folder: str, shard: str) -> list[float]:
-    """Layers that are used interleaved; returns what this rank's weights add up to."""
+    """Two heads that are used alternately; returns what this rank's weights add up to."""
     with samestep.start(**_keys(folder, shard, clip={}, check_ranks_every=None)) as run:
         model = Heads()
         optimizer: Any = ZeroForNone(model.parameters())

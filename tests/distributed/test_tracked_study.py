@@ -50,7 +50,6 @@ def _run(folder: Path, trackers: dict[str, Any], overrides: Sequence[str]) -> No
     opened.close()
 
 
-@pytest.mark.variation("test_mlflow_is_one_run_over_a_stop: with the parent run of a study")
 def test_one_parent_and_a_child_for_each_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("wandb", reason="needs the extra wandb")
     pytest.importorskip("mlflow", reason="needs the extra mlflow")

@@ -121,7 +121,6 @@ def _track_a_figure(trackers: dict[str, Any], folder: str) -> list[str]:
     return warnings
 
 
-@pytest.mark.variation("test_mlflow_is_one_run_over_a_stop: names and figures")
 @pytest.mark.parametrize("library", variations(["wandb", "mlflow"], kept=["wandb"]))
 def test_libraries_take_figures_and_any_name(library: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip(library, reason=f"needs the extra {library}")

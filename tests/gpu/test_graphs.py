@@ -126,7 +126,7 @@ def test_a_graph_outlives_those_captured_beside_it() -> None:
 
 
 def _in_turns(configs: list[dict[str, Any]], steps: int) -> list[list[float]]:
-    """Each run's losses: a step of each interleaved, and each run opens after the others captured."""
+    """Each run's losses, with their steps interleaved; each run opens after the others captured."""
     import samestep
     from samestep.train.loop import Training
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import runpy
 import sys
 import textwrap
 from collections.abc import Callable
@@ -11,10 +12,11 @@ from typing import Any
 import pytest
 import torch
 
-from samestep.errors import SamestepError, StepError
+from samestep.errors import SamestepError
 from samestep.losses.contrastive import supcon
+from samestep.parsing.json_text import read_json
 from samestep.parsing.python_file import import_file
-from samestep.tracebacks import format_error, show_own_frames
+from samestep.tracebacks import _SAMESTEP, format_error, show_own_frames
 
 SCRIPT = """
 import torch
@@ -60,7 +62,7 @@ def test_frames_between_a_persons_own_are_left_out(script: Any) -> None:
     assert "nn.Sequential(Net())(torch.zeros(2))" in text
     assert "return x + torch.zeros(3)" in text
     assert str(Path(torch.__file__).parent) not in text
-    assert "frames of samestep and torch left out: python -X dev shows all" in text.splitlines()[1]
+    assert "frames of samestep and torch left out: PYTHONDEVMODE=1 shows all" in text.splitlines()[1]
     assert text.splitlines()[-1].startswith("RuntimeError: The size of tensor a")
 
 
@@ -82,14 +84,52 @@ def test_our_own_errors_need_no_frame_of_ours() -> None:
     assert Path(__file__).name in text
 
 
-def test_an_error_of_ours_alone_keeps_its_frames(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A frame that is all there is would else be no report at all."""
-    monkeypatch.setattr("samestep.tracebacks._is_library", lambda filename: True)
+def test_an_error_without_a_persons_frame_is_shown_whole() -> None:
+    """What only samestep and libraries did, such as a file that a command opened."""
 
-    def fails() -> None:
-        raise StepError("by itself")
+    def opens() -> None:
+        read_json(Path("/nowhere/at/all"))
 
-    assert "in fails" in error_of(fails, StepError)
+    opens.__code__ = opens.__code__.replace(co_filename=f"{_SAMESTEP}cli/opens.py")
+    try:
+        opens()
+    except Exception as error:
+        frames = error.__traceback__.tb_next if error.__traceback__ is not None else None
+        text = format_error(error.with_traceback(frames))
+    assert "left out" not in text
+    assert "cli/opens.py" in text
+
+
+def test_a_mistake_of_samestep_below_is_named(script: Any) -> None:
+    code = compile(
+        "def theirs(x):\n    import torch\n    return torch.nn.functional.linear(x, x[:1, :1])\n",
+        f"{_SAMESTEP}wrong.py",
+        "exec",
+    )
+    names: dict[str, Any] = {}
+    exec(code, names)
+    text = error_of(lambda: names["theirs"](torch.zeros(2, 3)), RuntimeError)
+    assert "wrong.py" in text, "the deepest of samestep's frames"
+
+
+def test_a_script_that_cannot_be_parsed_shows_where(tmp_path: Path) -> None:
+    path = tmp_path / "broken.py"
+    path.write_text("def f(:\n")
+    with pytest.raises(SyntaxError) as caught:
+        runpy.run_path(str(path))
+    shown = format_error(caught.value)
+    assert "broken.py" in shown
+    assert "runpy.py" not in shown
+
+
+def test_a_long_chain_of_errors_is_reported() -> None:
+    """The report of an error must never raise another one."""
+    error: BaseException = ValueError("0")
+    for number in range(1, 3000):
+        later = ValueError(str(number))
+        later.__context__ = error
+        error = later
+    assert "ValueError: 2999" in format_error(error)
 
 
 def test_whoever_shows_errors_already_goes_on_doing_so(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -41,7 +41,7 @@ class CheckpointPlan:
 
 
 def measure_checkpoint(config: Config, context: RunContext, plan: CheckpointPlan) -> Document:
-    """Save and restore a task's training, interleaved; every rank calls this and gets the same.
+    """Time saving and restoring a task's training in interleaved rounds; every rank calls this and gets the same.
 
     Args:
         config: The training's config.

@@ -62,7 +62,7 @@ _ALL: Mapping[str, Operation] = {**OPERATIONS, TREE_SUM: Operation(_tree_sum, OP
 def measure_comm(
     context: RunContext, operations: Sequence[str], sizes: Sequence[int], rounds: int, longest: float = 1.0
 ) -> Document:
-    """Time every operation with every size, interleaved; every rank calls this and gets the same.
+    """Time every operation with every size, in interleaved rounds; every rank calls this and gets the same.
 
     Args:
         context: This process's place among the ranks.

@@ -41,7 +41,7 @@ class LoaderPlan:
 
 
 def measure_loader(config: Config, context: RunContext, plan: LoaderPlan) -> Document:
-    """Time a step's data in several ways, and the rest of a step, interleaved; every rank calls this.
+    """Time a step's data in several ways, and the rest of a step, in interleaved rounds; every rank calls this.
 
     Args:
         config: The training's config.

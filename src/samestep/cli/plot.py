@@ -108,7 +108,7 @@ def plot(
     """Draw the curves of runs, a sweep's trials, or a run's embeddings; also while they run.
 
     Of runs it prints a table; --picture and --report draw them. Of a sweep, and of embeddings, it writes a page into
-    their directory unless set otherwise. An error there is a sample whose nearest reference is of another class.
+    their directory unless --report names another file. An error there is a sample whose nearest reference is of another class.
 
     Example: samestep plot runs/a runs/b --report curves.html
     """

@@ -182,7 +182,7 @@ def _explain(choice: Choice, metric: str) -> None:
     header, rows = choice.figures(metric)
     if rows:
         print_rows(header, rows)
-        typer.echo("measured here, interleaved: the median, and between which half of the rounds were")
+        typer.echo("measured here in interleaved rounds: the median, and between which half of the rounds were")
     else:
         typer.echo(f"latency was not measured: {choice.not_measured}")
     typer.echo(choice.words(metric))

@@ -98,7 +98,7 @@ def _refit_mistakes(config: Config) -> list[Mistake]:
     if config.fold is not None:
         wrong.append(Mistake("fold", "refit trains on all folds: leave out one of them"))
     if config.early_stopping is not None:
-        message = "refit trains on what would be evaluated: leave out early_stopping, and set epochs to the best one's"
+        message = "refit trains on what would be evaluated: leave out early_stopping, and set epochs to the number at which early stopping ended"
         wrong.append(Mistake("early_stopping", message))
     return wrong
 

@@ -97,7 +97,7 @@ def split_by_label(labels: Sequence[Any], k: int, seed: int) -> Folds:
     first: dict[Hashable, int] = {}
     for label in labels:
         first.setdefault(label, len(first))
-    # One label after the other is distributed, and the next begins where the last has ended.
+    # Samples are dealt to the folds, one label after the other; the next begins where the last has ended.
     dealt = sorted(order, key=lambda index: first[labels[index]])
     return _folds([dealt[fold::k] for fold in range(k)], k, seed, "by_label")
 

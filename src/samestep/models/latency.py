@@ -1,6 +1,6 @@
 """Times trained models for a sample alone, and for a batch, on this machine.
 
-All of them are held at once and measured interleaved: whatever else the machine does meanwhile, it does to all.
+All of them are held at once, and their measurements are interleaved: whatever else the machine does meanwhile, it does to all.
 """
 
 from __future__ import annotations

@@ -22,7 +22,7 @@ _LONGEST_REASON = 2_000
 
 
 class ResultFile(RunListener):
-    """Follows a run, and writes on rank 0 its result."""
+    """Follows a run, and writes its result on rank 0."""
 
     draws = False
 
@@ -62,7 +62,7 @@ class ResultFile(RunListener):
         if not self._opened.owns_directory:
             return  # the files there are those of an earlier run
         if error is None and self._began is None and self._before is not None:
-            return  # it was complete already, and its result stands there
+            return  # it was complete already, and its result is there
         result = self._result(*self._status(error))
         if error is None:
             self._write(result)

@@ -1,4 +1,4 @@
-"""Trains one run for each fold of a training set, and puts together their results."""
+"""Trains one run for each fold of a training set, and combines their results."""
 
 from __future__ import annotations
 

@@ -49,7 +49,7 @@ class TrialRecord:
 
     @property
     def objectives(self) -> tuple[float, ...]:
-        """Return its result, by each objective; empty if it is not complete."""
+        """Return its values, one for each objective; empty if it is not complete."""
         return tuple(self.frozen.values or ()) if self.state == "complete" else ()
 
     @property

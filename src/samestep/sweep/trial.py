@@ -120,7 +120,7 @@ class LiveTrial:
 
 
 def objective_of(sweep: SweepConfig, result: RunResult) -> float:
-    """Return a run's result by the sweep's objective.
+    """Return a run's value of the sweep's objective.
 
     Raises:
         TaskError: if that is no number.
@@ -134,7 +134,7 @@ def objective_of(sweep: SweepConfig, result: RunResult) -> float:
 
 
 def further_of(sweep: SweepConfig, results: Sequence[RunResult]) -> list[float]:
-    """Return the results of a trial's runs by the further objectives, at the evaluations that the first takes.
+    """Return the values of a trial's runs for the further objectives, at the evaluations that the first takes.
 
     Raises:
         TaskError: if that is no number.

@@ -55,6 +55,7 @@ def start(
             for step in run.steps(loader):
                 step.train(lambda batch: F.cross_entropy(model(batch.x), batch.y))
     """
+    show_own_frames()
     if config is not None and keys:
         raise ConfigError(
             "samestep.start", [Mistake(name, "give a config or keywords, not both: use overrides") for name in keys]
@@ -76,7 +77,6 @@ def start(
         context.__exit__(*sys.exc_info())
         raise
     run.close_at_exit()
-    show_own_frames()
     run.note_earlier(_modules_of(sys._getframe(1)))
     try:
         request.observe(run)

@@ -34,7 +34,7 @@ class Placed:
 def with_efficiencies(rows: Sequence[Placed]) -> list[Row]:
     """Return the rows; where the smallest world is in another document, with the efficiency against that.
 
-    A document's own efficiencies are of rounds that were measured interleaved, and are kept.
+    A document's own efficiencies are of interleaved rounds, and are kept.
     """
     smallest: dict[tuple[object, ...], Placed] = {}
     for one in rows:

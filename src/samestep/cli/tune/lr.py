@@ -36,7 +36,7 @@ def lr(
     overrides: Overrides = None,
     smallest: Annotated[float, typer.Option("--from", help="The first step's rate.")] = 1e-7,
     largest: Annotated[float, typer.Option("--to", help="The last step's rate.")] = 10.0,
-    steps: Annotated[int, typer.Option(help="Number of steps between them.")] = 100,
+    steps: Annotated[int, typer.Option(help="Number of steps, the first and the last included.")] = 100,
     smooth: Annotated[float, typer.Option(help="Share of the newest loss in the smoothed one.")] = 0.05,
     stop_factor: Annotated[float, typer.Option(help="Stop at this many times the lowest smoothed loss.")] = 4.0,
     suggest: Annotated[Rule, typer.Option(help="The suggestion to write.")] = Rule.valley,

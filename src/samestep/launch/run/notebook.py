@@ -177,7 +177,8 @@ class _ForkedRanks:
         try:
             for rank in range(self._nproc):
                 self._processes.begin(rank, lambda pipe, rank=rank: self._fork(rank, pipe))  # type: ignore[misc]
-            os.write(self._opens_gate, b"." * self._nproc)
+            if not self._processes.failed:
+                os.write(self._opens_gate, b"." * self._nproc)
             while self._processes.running and not self._processes.failed:
                 self._look()
             deadline = time.monotonic() + _SECONDS_TO_FOLLOW
@@ -233,13 +234,16 @@ class _ForkedRanks:
     def _in_rank(self, rank: int, variables: dict[str, str]) -> None:
         """The life of a rank; a traceback goes to the notebook by its report."""
         try:
+            _forget_signals()
             os.setsid()
+            os.close(self._opens_gate)
             export(variables)
             self._redirect(rank)
-            _forget_signals()
             end_with_parent(signal.SIGTERM, launcher_process(process_environment()))
             torch.set_num_threads(1)
-            os.read(self._gate, 1)
+            if not os.read(self._gate, 1):
+                os._exit(1)  # the notebook is gone
+            os.close(self._gate)
             value = self._function(*self._args)
             if rank == 0:
                 self._result.write_bytes(packed(value, self._signer))

@@ -41,7 +41,11 @@ print("ended by itself")
 
 
 @pytest.mark.parametrize(
-    "how", variations(["moves", "hangs", "hangs at its start", "holds the interpreter"], kept=["moves", "hangs"])
+    "how",
+    variations(
+        ["moves", "hangs", "hangs at its start", "holds the interpreter"],
+        kept=["hangs", "hangs at its start", "holds the interpreter"],
+    ),
 )
 def test_only_a_run_in_which_nothing_moves_is_ended(how: str) -> None:
     command = [sys.executable, "-c", PROGRAM.format(how=how)]
