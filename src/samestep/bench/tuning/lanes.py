@@ -163,11 +163,13 @@ class LaneCosts:
         for number, world in enumerate(self._worlds):
             found = [one for one in self._done if one.world == world]
             name = counted(world, "rank")
+            ranges = [spread_of(_ratios(one, _fastest(found))) for one in found]
             lines.append(
                 Line(
                     name=name, group=name, x=[one.lanes for one in found],
                     y=[self.cost(one) for one in found], color=COLORS[number % len(COLORS)],
                     mark="circle", text=[f"{one.label}: {one.shown}" for one in found],
+                    low=[one.low for one in ranges], high=[one.high for one in ranges],
                 )
             )  # fmt: skip
         ticks = sorted({one.lanes for one in self._done})
@@ -183,4 +185,8 @@ def _fastest(several: Iterable[Timed]) -> Timed:
 
 def _ratio(one: Timed, base: Timed) -> float:
     """Return the median of the rounds' ratios: what disturbs the machine disturbs a whole round."""
-    return median(a / b for a, b in zip(one.seconds, base.seconds, strict=True))
+    return median(_ratios(one, base))
+
+
+def _ratios(one: Timed, base: Timed) -> list[float]:
+    return [a / b for a, b in zip(one.seconds, base.seconds, strict=True)]

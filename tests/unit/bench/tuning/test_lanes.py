@@ -131,3 +131,12 @@ def test_the_page_is_self_contained_and_replaces_no_other_file(tmp_path: Path) -
     page.write_text("mine")
     with pytest.raises(OutputError, match="is no page of samestep"):
         write_html(document, found.present("again", "cpu"), page)
+
+
+def test_the_plot_has_a_band_around_each_choice() -> None:
+    [panel] = costs(one(1, 10, 11, 10, 12), one(2, 15, 14, 16, 15)).present("mine", "cpu").panels
+    [line] = panel.lines
+    assert line.low is not None
+    assert line.high is not None
+    assert (line.low[0], line.high[0]) == (1, 1), "the fastest, by itself"
+    assert line.low[1] < line.y[1] < line.high[1]
