@@ -49,12 +49,10 @@ def _show(kind: type[BaseException], error: BaseException, trace: TracebackType 
 def _formatted(error: BaseException) -> tuple[str, int]:
     """Return an error's text, and how many frames are left out of it."""
     if not sys.flags.dev_mode:
-        try:
+        with contextlib.suppress(Exception):  # a report of an error must not raise another one
             found = traceback.TracebackException.from_exception(error)
             left_out = _leave_out(found, isinstance(error, SamestepError))
             return "".join(found.format()), left_out
-        except Exception as reason:  # a report of an error must not raise another one
-            del reason
     return "".join(traceback.format_exception(error)), 0
 
 

@@ -20,7 +20,7 @@ VERIFICATION = Path("verify", "verification.json")
 
 @dataclass
 class Folders:
-    """What was found."""
+    """The runs, sweeps and verifications in the folders."""
 
     runs: list[Path] = field(default_factory=list)
     sweeps: list[Path] = field(default_factory=list)

@@ -52,7 +52,7 @@ class RunState:
 
     @property
     def is_silent(self) -> bool:
-        """Whether it is said to train, and has written nothing for long."""
+        """Return whether its files say that it trains, though it has written nothing for long."""
         return self.status == "running" and self.age > _SILENT
 
     @property

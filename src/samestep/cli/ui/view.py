@@ -1,4 +1,4 @@
-"""What every page of the live view is made of: parts of HTML that change, and at most one chart."""
+"""The parts of each page of the live view: HTML that changes, and at most one chart."""
 
 from __future__ import annotations
 
