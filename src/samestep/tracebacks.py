@@ -63,11 +63,9 @@ def _leave_out(error: traceback.TracebackException, is_ours: bool) -> int:
         one = found.pop()
         if getattr(one, "exceptions", None):  # a group, whose errors are shown whole
             return 0
+        names = [_SAMESTEP if _is_of_a_dataclass(frame) else frame.filename for frame in one.stack]
         # A file that cannot be parsed has no frame: its name is the error's.
-        kept = _kept(
-            [*(frame.filename for frame in one.stack), *filter(None, [getattr(one, "filename", None)])],
-            first and is_ours,
-        )
+        kept = _kept([*names, *filter(None, [getattr(one, "filename", None)])], first and is_ours)
         kept = [at for at in kept if at < len(one.stack)]
         left_out += len(one.stack) - len(kept)
         one.stack[:] = [one.stack[at] for at in kept]
@@ -75,6 +73,11 @@ def _leave_out(error: traceback.TracebackException, is_ours: bool) -> int:
         found += [] if earlier is None else [earlier]
         first = False
     return left_out
+
+
+def _is_of_a_dataclass(frame: traceback.FrameSummary) -> bool:
+    """Return whether a frame is an `__init__` that the library made: it has no file."""
+    return (frame.filename, frame.name) == ("<string>", "__init__")
 
 
 def _kept(names: list[str], is_ours: bool) -> list[int]:

@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 import torch
 
-from samestep.errors import SamestepError
+from samestep.errors import PlanError, SamestepError
+from samestep.lanes.plan import BatchPlan
 from samestep.losses.contrastive import supcon
 from samestep.parsing.json_text import read_json
 from samestep.parsing.python_file import import_file
@@ -120,6 +121,12 @@ def test_a_script_that_cannot_be_parsed_shows_where(tmp_path: Path) -> None:
     shown = format_error(caught.value)
     assert "broken.py" in shown
     assert "runpy.py" not in shown
+
+
+def test_what_a_dataclass_generates_is_no_frame_of_a_person() -> None:
+    text = error_of(lambda: BatchPlan(30, 8), PlanError)
+    assert "<string>" not in text
+    assert "plan.py" not in text
 
 
 def test_a_long_chain_of_errors_is_reported() -> None:

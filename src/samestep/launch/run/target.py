@@ -25,10 +25,12 @@ def read_target(file: Path, overrides: Sequence[str], arguments: Sequence[str] =
 
     Raises:
         RankFailed: if the script fails before it opens its run.
-        LaunchError: if it opens none.
+        LaunchError: if there is no such script, or it opens none.
     """
     if not is_script(file):
         return load_config(file, overrides)
+    if not file.is_file():
+        raise LaunchError(f"there is no {file} here")
     with TemporaryDirectory() as folder:
         answer = Path(folder) / "config.json"
         words = words_of(file, overrides, ["--describe", str(answer)], arguments)
