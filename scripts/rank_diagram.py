@@ -11,6 +11,11 @@ from pathlib import Path
 PICTURE = Path(__file__).parents[1] / "docs" / "images" / "ranks.svg"
 OWNERS, WEIGHTS = PICTURE.with_name("owners.svg"), PICTURE.with_name("weights.svg")
 _COLOURS = ("#dcebfb", "#e3f2e6", "#fbead2", "#eee3f7")
+_IN_THE_DARK = {
+    "#ffffff": "#12171c", "#f1f4f7": "#1b222a", "#dcebfb": "#1f3a56", "#e3f2e6": "#1d4029", "#fbead2": "#553a14",
+    "#eee3f7": "#41295a",
+}  # fmt: skip
+"""Each colour of an area, where the reader has chosen a dark page."""
 """Of the owners."""
 _GPU_WIDTH, _GPU_HEIGHT, _GAP, _TOP = 92, 84, 12, 64
 
@@ -97,9 +102,11 @@ def weights_diagram(world: int = 4, blocks: int = 4) -> str:
 
 def _picture(parts: list[str], width: float, height: float) -> str:
     body = "\n".join(parts)
+    dark = " ".join(f'rect[fill="{light}"] {{ fill: {colour} }}' for light, colour in _IN_THE_DARK.items())
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" width="{width}" '
         f'height="{height}" font-family="system-ui, sans-serif">\n'
+        f"<style>@media (prefers-color-scheme: dark) {{ {dark} text {{ fill: #e2e8ee }} line {{ stroke: #8d99a5 }} }}</style>\n"
         f'<rect width="100%" height="100%" fill="#ffffff"/>\n{body}\n</svg>\n'
     )
 

@@ -28,7 +28,7 @@ _LIVE = f"{_POLICY}; connect-src 'self'; form-action 'self'"
 """What a page of `samestep ui` may do: also read from the server that it came from."""
 
 _DIGITS = 12
-"""Of a commit's name."""
+"""Characters of a commit's name."""
 
 _STYLE = files("samestep.report").joinpath("page.css").read_text(encoding="utf-8")
 
