@@ -76,15 +76,7 @@ def map_with_path(
     key: Callable[[Any], Any] = _same_key,
     path: Path = (),
 ) -> Any:
-    """Return the same containers with every leaf changed.
-
-    Args:
-        change: Called with the path and the value of each leaf.
-        data: What to walk; it stays as it is.
-        is_leaf: Containers that are taken for leaves.
-        key: Changes the keys of mappings.
-        path: Where `data` is, if it is a part of something.
-    """
+    """Return the same containers with every leaf changed."""
     children = None if is_leaf(data) else _children(data)
     if children is None:
         return change(path, data)
@@ -183,14 +175,7 @@ def clone(data: Any) -> Any:
 
 
 def take_samples(data: Any, start: int, stop: int, samples: int) -> Any:
-    """Some samples of a batch: the first dimension of tensors, and lists with one entry each.
-
-    Args:
-        data: A batch.
-        start: The first sample to take.
-        stop: The sample after the last one.
-        samples: How many the whole batch has.
-    """
+    """Some samples of a batch: the first dimension of tensors, and lists with one entry each."""
 
     def is_column(node: Any) -> bool:
         """Return a list with an entry for each sample, such as their texts."""

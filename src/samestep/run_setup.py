@@ -42,8 +42,6 @@ class RunSetup:
         """Decide it all; also chooses torch's kernels, until the context is closed.
 
         Args:
-            config: The run's config.
-            context: This process's place in the run.
             batch: How a global batch is cut, if not as configured.
         """
         if batch is None and not config.leaves_batch_open:
@@ -83,10 +81,6 @@ class RunSetup:
         """Return this rank's units one after the other, for a forward pass of each outside of training steps.
 
         Where weights are sharded, a rank with fewer units than others sends them its weights meanwhile.
-
-        Args:
-            mine: This rank's units that have samples.
-            samples: Of each unit of all ranks; None where it is not known.
         """
         weights = self.gathered.weights
         if weights is None or samples is None:

@@ -108,11 +108,7 @@ def mean_of(value: LossValue, config: Config) -> Tensor:
 
 
 def refuse_task(task: Task, config: Config) -> None:
-    """Leave out loops without samestep for a task that they do not train.
-
-    Raises:
-        Unsupported: if so.
-    """
+    """Leave out loops without samestep for a task that they do not train."""
     if task.has_batch_loss:
         raise Unsupported("the task's loss is over the whole global batch")
     if task.extra_modules():
@@ -190,11 +186,7 @@ def clipper(config: Config, model: nn.Module) -> Callable[[], object]:
 
 
 def refuse_small_data(task: Task, global_batch: int) -> None:
-    """Refuse data of which a step's batch cannot be drawn.
-
-    Raises:
-        TaskError: if so.
-    """
+    """Refuse data of which a step's batch cannot be drawn."""
     data = task.train_data()
     if hasattr(data, "__len__") and len(data) < global_batch:
         raise TaskError(

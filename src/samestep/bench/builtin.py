@@ -12,11 +12,7 @@ _TASK = f"{Path(__file__).resolve().with_name('builtin_tasks.py')}:Mlp"
 
 
 def builtin_config(**params: Any) -> Config:
-    """Return a small training that has everything that one has.
-
-    Args:
-        **params: Of its task.
-    """
+    """Return a small training that has everything that one has."""
     return load_config(
         {
             "name": "built-in",

@@ -41,13 +41,7 @@ class CheckpointPlan:
 
 
 def measure_checkpoint(config: Config, context: RunContext, plan: CheckpointPlan) -> Document:
-    """Time saving and restoring a task's training in interleaved rounds; every rank calls this and gets the same.
-
-    Args:
-        config: The training's config.
-        context: This process's place among the ranks.
-        plan: What is measured, and where.
-    """
+    """Time saving and restoring a task's training in interleaved rounds; every rank calls this and gets the same."""
     # A captured step writes to the tensors that it was captured with, and a restore brings others.
     eager = config.speed.model_copy(update={"graph": False})
     with trials(config, context) as opened, opened.run(speed=eager) as run, opened.steps(run) as steps:

@@ -51,11 +51,7 @@ def _name(row: Row) -> str:
 
 
 def verdict(rows: Sequence[Row]) -> str:
-    """Return what a save costs at one number of ranks.
-
-    Args:
-        rows: Of that number of ranks.
-    """
+    """Return what a save costs at one number of ranks."""
     took = {row["action"]: row for row in rows if row["action"] != "restore"}
     pause, save, control = took["pause"], took["save"], took["torch.save"]
     restore = next(row for row in rows if row.get("saved_by") == row["world"])

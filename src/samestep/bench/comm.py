@@ -65,10 +65,7 @@ def measure_comm(
     """Time every operation with every size, in interleaved rounds; every rank calls this and gets the same.
 
     Args:
-        context: This process's place among the ranks.
         operations: Names of `bench.sizes.OPERATIONS`.
-        sizes: Bytes of a message, in rising order.
-        rounds: Turns of each.
         longest: Seconds; an operation that takes longer is not tried with larger messages.
 
     Raises:

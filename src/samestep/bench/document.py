@@ -72,12 +72,7 @@ class Document:
 
 
 def machine_facts(device: str, hosts: Sequence[str]) -> dict[str, Any]:
-    """Return what a figure depends on besides the code.
-
-    Args:
-        device: What the ranks compute on.
-        hosts: The names of their machines.
-    """
+    """Return what a figure depends on besides the code."""
     import torch
 
     return {

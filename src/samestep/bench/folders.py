@@ -15,9 +15,6 @@ from samestep.errors import PlanError
 def folder_in(directory: Path) -> Iterator[Path]:
     """A folder of our own in a directory of the user's; removed with all that is in it, and nothing else.
 
-    Args:
-        directory: On the disk that is measured.
-
     Raises:
         PlanError: if there is no such directory, or nobody may write there.
     """

@@ -45,7 +45,6 @@ def growth_of(held: Sequence[int], least_growth: int = LEAST_GROWTH) -> Growth:
     through the later half alone, where what only fills up once no longer does, and by more than noise.
 
     Args:
-        held: Bytes after each step.
         least_growth: Over all steps, in bytes; less is no leak.
     """
     at, least = windowed_minima(held)

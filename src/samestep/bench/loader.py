@@ -41,13 +41,7 @@ class LoaderPlan:
 
 
 def measure_loader(config: Config, context: RunContext, plan: LoaderPlan) -> Document:
-    """Time a step's data in several ways, and the rest of a step, in interleaved rounds; every rank calls this.
-
-    Args:
-        config: The training's config.
-        context: This process's place among the ranks.
-        plan: What is compared.
-    """
+    """Time a step's data in several ways, and the rest of a step, in interleaved rounds; every rank calls this."""
     choices = settings(plan.workers, plan.prefetch)
     here = config.loader.model_copy(update={"workers": 0})
     with trials(config, context) as opened, opened.run(loader=here) as run:
@@ -91,11 +85,7 @@ class _Reader:
         return f"{self.workers} worker(s), {self.prefetch} ahead"
 
     def turn(self, agree: Callable[[float], float]) -> None:
-        """One more turn.
-
-        Args:
-            agree: The largest of all ranks' numbers.
-        """
+        """One more turn."""
         self._drain()
         if not self._count:
             self._count = steps_of_a_turn(agree(self._time(_WARM_UP)))

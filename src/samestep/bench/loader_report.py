@@ -44,11 +44,7 @@ def cells(rows: Sequence[Row]) -> list[tuple[str, ...]]:
 
 
 def verdict(rows: Sequence[Row]) -> str:
-    """Return whether data is the bottleneck at one number of ranks, and what to set.
-
-    Args:
-        rows: Of that number of ranks.
-    """
+    """Return whether data is the bottleneck at one number of ranks, and what to set."""
     fewest = reading_of(min(rows, key=lambda row: (row["workers"], row["prefetch"])))
     best = reading_of(next(row for row in rows if row["recommended"]))
     ranks = f"On {counted(rows[0]['world'], 'rank')}"

@@ -18,10 +18,6 @@ def ratio_confidence_interval(after: Sequence[float], before: Sequence[float]) -
     All ratios of a round after to a round before; their median is the estimate of Hodges and Lehmann, and the
     range is that of the rank test of Mann and Whitney: it excludes 1 if and only if that test finds a difference.
 
-    Args:
-        after: Rounds of the later measurement, above 0.
-        before: Rounds of the earlier one.
-
     Returns:
         None if there are too few rounds for any such range: three and three, for example.
     """

@@ -105,13 +105,7 @@ class _Held:
 
 
 def measure_memory(config: Config, context: RunContext, plan: MemoryPlan) -> Document:
-    """Measure what a task's training holds; every rank calls this and gets the same.
-
-    Args:
-        config: The training's config.
-        context: This process's place among the ranks.
-        plan: What is measured.
-    """
+    """Measure what a task's training holds; every rank calls this and gets the same."""
     lanes = possible_lanes(config, context.world, plan.lanes_per_rank)
     rows: list[dict[str, Any]] = []
     turns = len(lanes) + bool(plan.leak_steps)

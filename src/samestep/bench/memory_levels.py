@@ -52,7 +52,6 @@ class Levels(RunListener):
 
     def __init__(self, meter: Meter, copies: bool) -> None:
         """Args:
-        meter: Of this rank's device.
         copies: Whether a batch is on the device only when its lane's forward pass has begun.
         """
         self._meter, self._copies = meter, copies

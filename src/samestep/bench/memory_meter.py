@@ -35,11 +35,7 @@ class Meter(Protocol):
 
 @contextmanager
 def metered(device: torch.device) -> Iterator[Meter]:
-    """A meter of a device.
-
-    Args:
-        device: This rank's.
-    """
+    """A meter of a device."""
     if device.type == "cuda":
         yield _AllocatorMeter(device)
         return

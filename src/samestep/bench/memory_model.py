@@ -76,13 +76,7 @@ def bytes_of(found: Sequence[Tensor]) -> int:
 
 
 def predict(run: Run, task: Task, batch: LaneBatch) -> StepMemory:
-    """Return what a prepared run should hold.
-
-    Args:
-        run: Whose modules and optimizers count.
-        task: Whose forward pass is tried, on parts of the batch.
-        batch: A whole lane's.
-    """
+    """Return what a prepared run should hold."""
     state, assignment = run.state, run.setup.assignment
     modules, params = list(state.modules), _trained(state.optimizers)
     owners = run.owners
@@ -139,12 +133,7 @@ def _trained(optimizers: Sequence[Optimizer]) -> list[Tensor]:
 
 
 def gradient_sets(config: Config, assignment: LaneAssignment) -> int:
-    """Return how many gradients of each parameter a rank holds at most, besides those that are exchanged.
-
-    Args:
-        config: How lanes are added up.
-        assignment: The lanes of every rank.
-    """
+    """Return how many gradients of each parameter a rank holds at most, besides those that are exchanged."""
     alone, mine = len(assignment.units) == 1, assignment.my_units
     if not alone and config.same != "bits":
         # DistributedDataParallel adds lanes in one set; of a single one that may be its buckets.
@@ -186,9 +175,6 @@ def predict_exchange(
     """Return what ranks hold to exchange gradients.
 
     Args:
-        config: How lanes are added up.
-        assignment: The lanes of every rank.
-        params: Parameters that are trained.
         units: What is gathered together, with `distributed.shard: weights`.
     """
     if len(assignment.units) == 1:
@@ -237,8 +223,6 @@ def predict_optimizers(
     """Return what optimizers keep of their parameters, and hold besides while they step.
 
     Args:
-        optimizers: Are not changed.
-        device: Decides which implementation of a step torch takes.
         owns: Returns whether this rank steps a parameter.
 
     Returns:

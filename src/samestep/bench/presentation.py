@@ -39,13 +39,7 @@ class Presentation:
 
 
 def write_html(document: Document, shown: Presentation, path: Path) -> None:
-    """Write a page.
-
-    Args:
-        document: What was measured.
-        shown: How it is shown.
-        path: The file to write.
-    """
+    """Write a page."""
     facts = {name: _text(value) for name, value in document.machine.items()}
     write_page(path, shown.title, f"<h1>{html.escape(shown.title)}</h1>\n{section(shown)}", facts)
 
@@ -68,8 +62,6 @@ def table_html(table: Table, tag: str = "h2", most: int | None = None) -> str:
     """Return a table with its title.
 
     Args:
-        table: What it holds.
-        tag: Of its title.
         most: One with more rows is folded, and opens with a click; None folds none.
     """
     note = f"<p>{html.escape(table.note)}</p>" if table.note else ""

@@ -127,14 +127,7 @@ class Trial:
 
 
 def measure_scaling(config: Config, context: RunContext, task_of: Callable[[int], Task], trial: Trial) -> Document:
-    """Time the steps of a task on these ranks; every rank calls this and gets the same.
-
-    Args:
-        config: The training's config.
-        context: This process's place among the ranks.
-        task_of: Makes the task, for a global batch.
-        trial: What is measured.
-    """
+    """Time the steps of a task on these ranks; every rank calls this and gets the same."""
     rows: list[dict[str, Any]] = []
     turns = len(trial.modes) * (trial.rounds + 1) * (len(trial.variants) + 1)
     with (

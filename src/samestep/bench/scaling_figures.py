@@ -23,11 +23,6 @@ def efficiency_of(mode: str, smallest: Row, row: Row) -> Spread:
     """Return how much of what the ranks could do is done, against the same variant on the fewest ranks.
 
     Weak: the time of a step should stay. Strong: it should shrink as the ranks grow.
-
-    Args:
-        mode: `weak` or `strong`.
-        smallest: The row of the fewest ranks.
-        row: The row of more ranks.
     """
     share = 1.0 if mode == WEAK else smallest["world"] / row["world"]
     # They were measured one after the other, in no common rounds: the widest range is the honest one.

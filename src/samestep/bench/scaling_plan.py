@@ -56,21 +56,14 @@ def batches_of_workload(lane_batch: int, lanes: int | None, most_ranks: int) -> 
     """Return the batches of a built-in workload, whose lanes always have the same samples.
 
     Args:
-        lane_batch: Samples of a lane.
         lanes: Of a rank in weak and of all ranks in strong scaling; None to choose.
-        most_ranks: Of all worlds that are measured.
     """
     each, together = lanes or 1, lanes or max(_STRONG_LANES, most_ranks)
     return Batches(BatchPlan(lane_batch * each, each), BatchPlan(lane_batch * together, together))
 
 
 def batches_of_config(config: Config, lanes: int | None) -> Batches:
-    """Return the batches of a config: its global batch is that of one rank in weak scaling, of all in strong.
-
-    Args:
-        config: The training's.
-        lanes: In place of its own.
-    """
+    """Return the batches of a config: its global batch is that of one rank in weak scaling, of all in strong."""
     own = config.batch_plan(1)
     plan = own if lanes is None else BatchPlan(own.global_batch, lanes)
     return Batches(plan, plan)

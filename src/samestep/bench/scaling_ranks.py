@@ -17,13 +17,7 @@ from samestep.train.task import Task, load_task
 
 
 def measure_request(request: ScalingRequest, config: Config, context: RunContext) -> Document:
-    """Measure this world; every rank calls this and gets the same.
-
-    Args:
-        request: What is measured.
-        config: The training's, or one of which only its distributed section counts.
-        context: This process's place among the ranks.
-    """
+    """Measure this world; every rank calls this and gets the same."""
     request = replace(request, most_ranks=max(request.most_ranks, context.world))
     facts = {"config": "built-in", "task": f"{request.workload}-{request.size}"}
     lane_batch = 1

@@ -44,11 +44,7 @@ class ScalingRequest:
     """Of all worlds that are measured: how many lanes there must be in strong scaling."""
 
     def check(self, config: Config) -> None:
-        """Refuse what cannot be measured.
-
-        Raises:
-            PlanError: if so.
-        """
+        """Refuse what cannot be measured."""
         for option, value, known in (
             ("mode", self.mode, MODES),
             ("size", self.size, SIZES),
@@ -66,12 +62,7 @@ class ScalingRequest:
             self.batches(config, 1).part(STRONG, self.most_ranks)
 
     def batches(self, config: Config, lane_batch: int) -> Batches:
-        """Return what the ranks train on.
-
-        Args:
-            config: The training's.
-            lane_batch: Samples of a lane of the built-in task.
-        """
+        """Return what the ranks train on."""
         if self.workload is None:
             return batches_of_config(config, self.lanes)
         return batches_of_workload(lane_batch, self.lanes, self.most_ranks)

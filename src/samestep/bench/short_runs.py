@@ -50,7 +50,6 @@ class Trials:
 
         Args:
             lanes_per_rank: Other than the config's; without it, what it has, or one if that is too few.
-            **changes: Of the config.
         """
         self._runs += 1
         world = self.context.world
@@ -83,12 +82,7 @@ class Trials:
 
 @contextmanager
 def trials(config: Config, context: RunContext) -> Iterator[Trials]:
-    """Runs of a config's task that leave nothing behind.
-
-    Args:
-        config: The training's config.
-        context: This process's place among the ranks.
-    """
+    """Runs of a config's task that leave nothing behind."""
     with (
         stopping_at_once("the measurement", context.log.main) as check_stop,
         TemporaryDirectory(prefix="samestep-bench-", ignore_cleanup_errors=True) as folder,

@@ -20,10 +20,6 @@ _STEP = 4
 def sizes_between(smallest: str, largest: str) -> list[int]:
     """Bytes of messages from the one size to the other, both included.
 
-    Args:
-        smallest: Such as 1KB.
-        largest: Such as 64MB.
-
     Raises:
         PlanError: They are no sizes, too small or large, or the wrong way round.
     """

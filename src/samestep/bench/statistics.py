@@ -52,10 +52,6 @@ def fit_link(sizes: Sequence[float], seconds: Sequence[float]) -> Link | None:
 
     By shares: else a message of a gigabyte would decide the latency.
 
-    Args:
-        sizes: Bytes.
-        seconds: What each took.
-
     Returns:
         None if the times do not grow with the sizes, or there is one size only.
     """

@@ -51,16 +51,7 @@ class Outcome:
 def words_of(
     part: Part, config: Path | None, overrides: Sequence[str], worlds: Sequence[int], quick: bool, folder: Path
 ) -> list[str]:
-    """Return a part's command line, after `samestep`.
-
-    Args:
-        part: What is measured.
-        config: The training's, if one was given.
-        overrides: Of it.
-        worlds: The numbers of ranks to start.
-        quick: Whether to take less of everything.
-        folder: Where its results go.
-    """
+    """Return a part's command line, after `samestep`."""
     words = ["bench", part.name]
     if config is not None:
         words += [str(config), *overrides]
@@ -74,13 +65,7 @@ def words_of(
 def run_suite(
     parts: Sequence[Part], words: Callable[[Part], list[str]], report: Callable[[str], None]
 ) -> list[Outcome]:
-    """Run all parts; one that fails does not keep the others from running.
-
-    Args:
-        parts: What is measured.
-        words: A part's command line, after `samestep`.
-        report: Called with a line when a part begins, and when it ends.
-    """
+    """Run all parts; one that fails does not keep the others from running."""
     found = []
     for number, part in enumerate(parts, 1):
         report(f"{number}/{len(parts)} samestep bench {part.name}")

@@ -35,10 +35,6 @@ class InThread:
     """Advance a loop that cannot be suspended: it runs in a thread, which waits between turns."""
 
     def __init__(self, train: Callable[[Callable[[], None]], None], stack: ExitStack) -> None:
-        """Args:
-        train: The loop; calls what it is given after every step.
-        stack: Ends it.
-        """
         self._train = train
         self._left = 0
         self._error: BaseException | None = None

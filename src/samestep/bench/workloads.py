@@ -59,12 +59,7 @@ class Workload:
 
 
 def workload_of(name: str, size: str) -> Workload:
-    """Return a built-in workload.
-
-    Args:
-        name: Of `scaling_plan.WORKLOADS`.
-        size: Of `scaling_plan.SIZES`.
-    """
+    """Return a built-in workload."""
     return _WORKLOADS[name](("small", "medium", "large").index(size))
 
 
@@ -104,10 +99,6 @@ class WorkloadTask(Task):
     """A built-in workload as a task."""
 
     def __init__(self, workload: Workload, global_batch: int) -> None:
-        """Args:
-        workload: Its network and data.
-        global_batch: Of a step.
-        """
         self._workload = workload
         fitting = _MOST_BYTES // (workload.sample_bytes * global_batch)
         self._samples = global_batch * max(2, min(_STEPS, fitting))

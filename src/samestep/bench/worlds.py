@@ -51,12 +51,5 @@ class BenchCommand:
 def measure_worlds(
     command: BenchCommand, worlds: Sequence[World], report: Callable[[str], None], machines: Machines | None = None
 ) -> list[Document]:
-    """Measure with each number of ranks, one after the other.
-
-    Args:
-        command: What a rank runs.
-        worlds: The numbers of ranks, and what starts them.
-        report: Called with a line for each of them.
-        machines: Where ranks may run besides this machine.
-    """
+    """Measure with each number of ranks, one after the other."""
     return measure_each(worlds, command.ranks, Document.read, machines or Machines(), report)

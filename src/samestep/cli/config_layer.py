@@ -24,11 +24,7 @@ class Setting:
 
 
 def refuse_layer(path: Path) -> None:
-    """Refuse a file that is there, or no config; before the work of a command.
-
-    Raises:
-        OutputError: if so.
-    """
+    """Refuse a file that is there, or no config; before the work of a command."""
     if path.suffix.lower() not in (".yaml", ".yml"):
         raise OutputError(f"{path}: a config is written there: end its name in .yaml")
     if path.exists() or path.is_symlink():
@@ -38,14 +34,7 @@ def refuse_layer(path: Path) -> None:
 
 
 def write_layer(path: Path, config: Path, command: str, settings: Sequence[Setting]) -> None:
-    """Write it.
-
-    Args:
-        path: The file, which must not exist.
-        config: The config that it includes.
-        command: What recommends this.
-        settings: What it sets.
-    """
+    """Write it."""
     from samestep.checkpoint.files import write_whole
 
     refuse_layer(path)

@@ -28,8 +28,6 @@ def split_args(words: Sequence[str], options: Mapping[str, bool], takes_any: boo
     them anyway.
 
     Args:
-        words: The command's, without its name.
-        options: Our options; whether a value follows each.
         takes_any: Whether the script may be one that opens no run: it has no overrides.
     """
     at = _skip_options(words, 0, options)

@@ -27,12 +27,7 @@ _COLORS = {"complete": "green", "pruned": "bright_black", "failed": "red", "runn
 
 
 class SweepTable:
-    """While entered, the table is at the end of the terminal, and lines scroll above it.
-
-    Args:
-        loaded: The sweep.
-        console: The terminal.
-    """
+    """While entered, the table is at the end of the terminal, and lines scroll above it."""
 
     def __init__(self, loaded: LoadedSweep, console: Console) -> None:
         self._sweep, self._console = loaded.sweep, console
@@ -53,13 +48,7 @@ class SweepTable:
         self._console.print(plain(text))
 
     def show(self, over: Mapping[int, TrialRecord], live: Mapping[int, LiveTrial], count: int) -> None:
-        """Draw the trials as they are now, if they have changed or a moment has passed.
-
-        Args:
-            over: Those that are over, by number.
-            live: Those that run.
-            count: How many there will be.
-        """
+        """Draw the trials as they are now, if they have changed or a moment has passed."""
         now = time.monotonic()
         state = (len(over), [(t.number, t.fold, sum(map(len, t.curves))) for t in live.values()])
         if state == self._last and now - self._drawn < _SECONDS:

@@ -29,7 +29,6 @@ class ObjectExchange:
     """The objects of all ranks, over the default process group.
 
     Args:
-        device: Where the backend takes tensors from.
         signer: The same on every rank; None where the launch has no secret.
     """
 

@@ -68,11 +68,6 @@ def exchange_rank_info(
     makes new lists until all ranks accept the same one.
 
     Args:
-        store: Where the ranks have met.
-        mine: This rank's introduction.
-        world: The number of ranks.
-        seconds: How long to wait for all of them.
-        report: Gets a line for what a person should know meanwhile.
         signer: Signs what is sent; a rank whose introduction it did not sign is refused.
         what: What a rank is in messages, if it is none.
     """

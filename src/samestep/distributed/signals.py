@@ -113,10 +113,6 @@ def stopping_at_once(work: str, report: Callable[[str], None]) -> Iterator[Calla
 
     Python drops what is raised while a finalizer runs, so what is yielded raises it again: long work
     calls it now and then.
-
-    Args:
-        work: What is stopped.
-        report: Called with a line about it.
     """
     received: list[int] = []
 

@@ -42,13 +42,8 @@ def measure_batchnorm(
     evaluation mode keep their statistics.
 
     Args:
-        setup: The run's setup.
         modules: The model, and the extra modules: these keep their statistics, since no average
             is made of their weights.
-        forward: Puts a batch through the model.
-        dataset: The training set.
-        order: In which order samples are visited; shuffled unless given.
-        collate: Makes a batch of a list of samples; torch's default unless given.
     """
     model = modules[0]
     layers = _layers(model)

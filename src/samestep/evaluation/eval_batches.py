@@ -23,12 +23,7 @@ _EVALUATION = "evaluation"
 
 
 def evaluation_setup(setup: RunSetup, batch: int | None = None) -> RunSetup:
-    """Return the setup by which validation data is distributed: in lanes over all ranks, or all on rank 0.
-
-    Args:
-        setup: The run's setup.
-        batch: Samples in a batch; as configured unless given.
-    """
+    """Return the setup by which validation data is distributed: in lanes over all ranks, or all on rank 0."""
     config, lane_count = setup.config, setup.batch.lane_count
     size = batch or config.evaluation.batch or setup.batch.lane_batch
     by_rank = setup.assignment.by_rank
@@ -41,27 +36,14 @@ def evaluation_setup(setup: RunSetup, batch: int | None = None) -> RunSetup:
 
 
 def enter_evaluation(setup: RunSetup, moment: Moment, stream: str = _EVALUATION) -> Callable[[int], None]:
-    """Return what gives a batch random numbers of its own, called with its number.
-
-    Args:
-        setup: The run's setup.
-        moment: The step that this follows; random numbers follow from it.
-        stream: The name of these random numbers.
-    """
+    """Return what gives a batch random numbers of its own, called with its number."""
     return lambda number: setup.rng.enter(stream, at=(moment.step, number))
 
 
 def evaluation_batches(
     setup: RunSetup, source: SequentialSource, moment: Moment, stream: str = _EVALUATION
 ) -> Iterator[LaneBatch]:
-    """This rank's batches, each with random numbers of its own.
-
-    Args:
-        setup: What `evaluation_setup` returned.
-        source: The data.
-        moment: The step that this follows; random numbers follow from it.
-        stream: The name of these random numbers.
-    """
+    """This rank's batches, each with random numbers of its own."""
 
     if source.takes_part:
         for batches in source.rounds(enter_evaluation(setup, moment, stream)):
@@ -83,14 +65,7 @@ class EvalShard:
     """Whether the loop has come to its end."""
 
     def loop(self, setup: RunSetup, modules: Sequence[nn.Module], data: Any, collate: Collate | None) -> Iterator[Any]:
-        """Return the batches, on the device; the loop's body computes as an evaluation does.
-
-        Args:
-            setup: The run's setup.
-            modules: The run's modules, in evaluation mode until the loop ends.
-            data: A map-style dataset, or a DataLoader of one.
-            collate: Makes a batch of a list of samples; the loader's, or torch's default.
-        """
+        """Return the batches, on the device; the loop's body computes as an evaluation does."""
         size = None
         if isinstance(data, DataLoader):
             parts = evaluation_parts(data, setup)

@@ -14,11 +14,7 @@ from samestep.errors import TaskError
 
 @contextmanager
 def evaluating(modules: Sequence[nn.Module]) -> Iterator[None]:
-    """Evaluation mode for all of them, and afterwards each submodule's own mode again.
-
-    Args:
-        modules: The model and the extra modules.
-    """
+    """Evaluation mode for all of them, and afterwards each submodule's own mode again."""
     modes = [(part, part.training) for module in modules for part in module.modules()]
     for module in modules:
         module.eval()
@@ -44,9 +40,6 @@ class BufferSnapshot:
     """
 
     def __init__(self, modules: Sequence[nn.Module]) -> None:
-        """Args:
-        modules: The model and the extra modules, in the run's order.
-        """
         self._modules = modules
         self._before = _buffers(modules)
         self._copies = {name: at.tensor.clone() for name, at in self._before.items()}
@@ -78,10 +71,6 @@ class BufferSnapshot:
 
 def refuse_changed(by_rank: Iterable[Sequence[str]], during: str) -> None:
     """Raise on all ranks if a buffer changed on any of them.
-
-    Args:
-        by_rank: What each rank's snapshot says has changed.
-        during: What the modules were used for.
 
     Raises:
         TaskError: Naming the buffers.

@@ -81,11 +81,6 @@ class RetrievalEvaluator:
     """Embeds queries and references with a run's modules, and measures how they find each other."""
 
     def __init__(self, setup: RunSetup, modules: Sequence[nn.Module], moment: Moment) -> None:
-        """Args:
-        setup: The run's setup.
-        modules: The model, and the extra modules that take part.
-        moment: The step after which this is measured; random numbers follow from it.
-        """
         self._setup, self._modules, self._moment = evaluation_setup(setup), modules, moment
         self._exchange = RowExchange(setup.context.collectives)
 
@@ -101,12 +96,7 @@ class RetrievalEvaluator:
         """Return the metrics of all views; the same numbers on every rank and any world.
 
         Args:
-            queries: A map-style dataset.
             references: Another one; None or the same if neighbours are sought among the queries.
-            embed: Gives the embeddings of a batch.
-            labels: Gives the classes of a batch.
-            collate: Makes a batch of a list of samples; torch's default unless given.
-            request: What is measured.
         """
         buffers = BufferSnapshot(self._modules)
         others = None if references is queries else references
@@ -164,12 +154,7 @@ class RetrievalEvaluator:
         return part
 
     def _announce(self, counts: tuple[int, int], views: Collection[Tensor]) -> None:
-        """Print what it takes, if that is much.
-
-        Args:
-            counts: How many queries and references there are.
-            views: Embeddings of some samples, as they are kept.
-        """
+        """Print what it takes, if that is much."""
         context, sizes = self._setup.context, [view.shape[1] for view in views]
         needed = memory_needed(*counts, sizes, context.world, max(v.itemsize for v in views))
         if needed > _WORTH_A_LINE:

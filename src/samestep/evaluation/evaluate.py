@@ -26,24 +26,12 @@ class Evaluator:
     """Measures a model on a dataset, sharded by lanes or wholly on rank 0."""
 
     def __init__(self, setup: RunSetup, modules: Sequence[nn.Module]) -> None:
-        """Args:
-        setup: The run's setup.
-        modules: The model, and the extra modules that take part.
-        """
         self._modules, self._setup = modules, evaluation_setup(setup)
 
     def run(
         self, dataset: Any, measure: Measure, metrics: Mapping[str, Any], collate: Collate | None, moment: Moment
     ) -> Values:
-        """Return the dataset's loss and metrics; the same numbers on every rank and any world.
-
-        Args:
-            dataset: A map-style dataset.
-            measure: Updates a lane's metrics with a batch, and returns its loss.
-            metrics: By name, what each lane gets a copy of.
-            collate: Makes a batch of a list of samples; torch's default unless given.
-            moment: The step after which this is measured; random numbers follow from it.
-        """
+        """Return the dataset's loss and metrics; the same numbers on every rank and any world."""
         setup, mergers = self._setup, mergers_of(metrics)
         source = SequentialSource(setup, dataset, "validation data", collate)
         by_lane = {lane: LaneMetrics(mergers, setup.context.device) for lane in source.units}

@@ -24,12 +24,7 @@ _ROWS, _LANES = 1 << 24, 1 << 20
 
 
 def gather_lane_rows(context: RunContext, parts: Sequence[Tensor]) -> Tensor:
-    """Return the rows of all lanes of all ranks: part by part, and of each part in the order of its lanes.
-
-    Args:
-        context: This rank's place in the run.
-        parts: What loops over the loader have computed: a tensor per lane each.
-    """
+    """Return the rows of all lanes of all ranks: part by part, and of each part in the order of its lanes."""
     rows: list[Tensor] = []
     places: list[int] = []
     for number, part in enumerate(parts):
@@ -48,8 +43,6 @@ def gather_rows(context: RunContext, rows: Tensor | Sequence[Tensor], places: Se
     """Return the rows of all ranks, in the order of their samples.
 
     Args:
-        context: This rank's place in the run.
-        rows: This rank's, in its own order.
         places: The place of each among all ranks' rows; None if they are in the order of the ranks.
     """
     parts = [rows] if isinstance(rows, Tensor) else list(rows)
@@ -83,9 +76,6 @@ def reduce_values(
     """One value of all ranks; see `Run.reduce`.
 
     Args:
-        context: This rank's place in the run.
-        value: This rank's, or one for each of its batches.
-        op: How they are joined.
         share: The loop whose batches they are of; None for those of ranks.
     """
     if op not in get_args(Op):

@@ -26,24 +26,12 @@ class GatheredEvaluator:
     """Brings a model's outputs for a dataset to rank 0, round by round."""
 
     def __init__(self, setup: RunSetup, modules: Sequence[nn.Module], moment: Moment) -> None:
-        """Args:
-        setup: The run's setup.
-        modules: The model, and the extra modules that take part.
-        moment: The step after which this is measured; random numbers follow from it.
-        """
         self._setup, self._modules, self._moment = evaluation_setup(setup), modules, moment
 
     def run(
         self, dataset: Any, outputs: Outputs, compute: Callable[[Any], Mapping[str, Any]], collate: Collate | None
     ) -> dict[str, float | list[float]]:
-        """Return what `compute` returns on rank 0, on every rank.
-
-        Args:
-            dataset: A map-style dataset.
-            outputs: Called with the model and each batch.
-            compute: Called once, with the outputs of all samples in the order of the dataset.
-            collate: Makes a batch of a list of samples; torch's default unless given.
-        """
+        """Return what `compute` returns on rank 0, on every rank."""
         context = self._setup.context
         source = SequentialSource(self._setup, dataset, "validation data", collate)
         buffers = BufferSnapshot(self._modules)

@@ -18,9 +18,6 @@ SHOWN = 6
 def flatten(values: Mapping[str, Any]) -> dict[str, Number]:
     """Numbers and lists of them, by name; a value inside another is `OUTER/INNER`.
 
-    Args:
-        values: What metrics computed, by their names.
-
     Raises:
         TaskError: If two values get the same name, or one is no number.
     """
@@ -33,12 +30,7 @@ def flatten(values: Mapping[str, Any]) -> dict[str, Number]:
 
 
 def refuse_double(known: Mapping[str, Any], more: Mapping[str, Any]) -> None:
-    """Raise if two sets of values have a name in common.
-
-    Args:
-        known: Values by name.
-        more: Others, which would replace them.
-    """
+    """Raise if two sets of values have a name in common."""
     for name in more:
         if name in known:
             raise TaskError(f"two values of the evaluation are called {name}: rename a metric")
@@ -65,12 +57,7 @@ def _plain(name: str, value: Any) -> Any:
 
 
 def console_text(values: Mapping[str, Number], monitored: str) -> str:
-    """Return the values that a person follows: the loss, the monitored one, and few others.
-
-    Args:
-        values: All values of an evaluation, flat.
-        monitored: The name in `best.metric`.
-    """
+    """Return the values that a person follows: the loss, the monitored one, and few others."""
     scalars = {name: value for name, value in values.items() if isinstance(value, (int, float))}
     first = [name for name in scalars if name.endswith("val_loss") or name == monitored]
     others = [name for name in scalars if name not in first and "/" not in name]

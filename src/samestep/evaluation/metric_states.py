@@ -57,10 +57,6 @@ class NestedStates:
     """Merges a torchmetrics metric by the states that it and the metrics inside it declare."""
 
     def __init__(self, name: str, prototype: Any) -> None:
-        """Args:
-        name: The metric's name in the task.
-        prototype: The metric; it is neither updated nor changed.
-        """
         self._name, self._prototype = name, prototype
         self._fresh: dict[str, dict[str, str]] = {}
         for _, metric in _metrics_in(prototype):
@@ -70,7 +66,6 @@ class NestedStates:
         """Return a metric like the prototype that has seen nothing yet.
 
         Args:
-            device: Where to put it.
             copies: The lane's copies so far: two metrics may hold the same one.
         """
         copied = copy.deepcopy(self._prototype, copies).to(device)
@@ -133,12 +128,7 @@ class NestedStates:
 
 
 def _refuse_at_start(name: str, metric: Metric) -> None:
-    """Raise if it is known without data that this metric cannot be merged.
-
-    Args:
-        name: The name in the task.
-        metric: The metric, or one inside it.
-    """
+    """Raise if it is known without data that this metric cannot be merged."""
     from torchmetrics import Metric
     from torchmetrics.wrappers import Running
 

@@ -39,10 +39,6 @@ class WholeObjects:
     """Merges objects with `merge_state(others)`, as torcheval's have, or `merge(other)`."""
 
     def __init__(self, name: str, prototype: Any) -> None:
-        """Args:
-        name: The metric's name in the task.
-        prototype: The metric; it is neither updated nor changed.
-        """
         self._name, self._prototype = name, prototype
         self._refuse_unpicklable()  # now, and not after a first epoch
 
@@ -82,9 +78,6 @@ class WholeObjects:
 def mergers_of(metrics: Mapping[str, Any]) -> dict[str, MetricMerger]:
     """Return how each metric is merged.
 
-    Args:
-        metrics: What a task's `metrics` returned.
-
     Raises:
         TaskError: Naming a metric that cannot be merged, and why.
     """
@@ -110,13 +103,7 @@ def _merger(name: str, metric: Any) -> MetricMerger:
 
 
 def make_metrics(make: Callable[[], Mapping[str, Any]], rng: RngStreams, step: int) -> Any:
-    """Return a task's metrics for one evaluation, made with the same draws on every rank.
-
-    Args:
-        make: The task's `metrics`.
-        rng: The run's streams.
-        step: The step after which is measured.
-    """
+    """Return a task's metrics for one evaluation, made with the same draws on every rank."""
     rng.enter(METRICS, at=(step,))
     return make()
 
@@ -153,9 +140,7 @@ def merge_lanes(
     """Return the values over all lanes: `val_loss` and every metric, by name.
 
     Args:
-        mergers: How each metric is merged.
         lanes: What `LaneMetrics.state` returned, in lane order.
-        weights: Of losses with names.
     """
     found: dict[str, Any] = _mean_losses([losses for losses, _ in lanes], weights or {})
     for name, merger in mergers.items():

@@ -42,11 +42,6 @@ class TimedModel:
 def time_models(runs: Sequence[Path], size: int, context: RunContext) -> list[TimedModel]:
     """Time what the tasks' `predict` does with the best weights of runs.
 
-    Args:
-        runs: Their directories.
-        size: Samples of a batch; fewer if there are fewer.
-        context: This process, which is alone.
-
     Raises:
         UserError: if a run has no such model, or its task cannot predict.
     """

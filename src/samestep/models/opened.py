@@ -41,14 +41,9 @@ def open_trained(
     """Load the model of a run on every rank; its data is prepared on one of each node.
 
     Args:
-        run: the run's directory.
         step: the checkpoint's. Chosen once for all ranks: a run that is still training saves and
             removes checkpoints.
-        context: this process's place in the run.
-        weights: raw, ema, swa or average.
         batch: samples per batch; by default as in evaluation or training.
-        overrides: `section.key=value` texts for the run's config.
-        trust: whether the task's code may run although it is not known to be this user's.
     """
     config = config_of(run, overrides)
     planned = config.batch_plan(context.world)

@@ -250,10 +250,6 @@ def format_of(path: Path, requested: str | None) -> str:
 def new_table(path: Path, kind: str) -> Iterator[Table]:
     """A table that is renamed to `path` when the block ends; if it fails, no file remains.
 
-    Args:
-        path: the file.
-        kind: one of `FORMATS`.
-
     Raises:
         OutputError: if the file cannot be written.
     """

@@ -89,7 +89,6 @@ def chart(panels: Sequence[Panel], wide: bool = False) -> str:
     """Return the HTML of panels that share a legend and the zoomed range.
 
     Args:
-        panels: what is drawn, one below the other.
         wide: whether two of them are side by side where the window is wide enough.
     """
     data = embedded_json([asdict(panel) for panel in panels])

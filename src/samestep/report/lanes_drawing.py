@@ -17,10 +17,6 @@ def draw_lanes(lanes: int, worlds: Sequence[int]) -> str:
     """Return an SVG element with a row per world size.
 
     Its texts have the class `soft`, and the ranks' boxes `frame`; the page gives them their colours.
-
-    Args:
-        lanes: How many a global batch has.
-        worlds: The world sizes.
     """
     each = _WIDTH / lanes
     parts = [_text(0, 30, "global batch")]

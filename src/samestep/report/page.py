@@ -37,10 +37,6 @@ def write_page(path: Path, title: str, body: str, facts: Mapping[str, str] | Non
     """Write a page; one that we have written before is replaced.
 
     Args:
-        path: the file.
-        title: plain text; it is escaped.
-        body: HTML.
-        facts: where the numbers come from, by name; plain text.
         force: whether any other file is replaced, too.
 
     Raises:

@@ -37,9 +37,6 @@ def write_panels(title: str, panels: Sequence[Panel], path: Path, force: bool = 
     """Draw panels two by two, and those of the full width by themselves.
 
     Args:
-        title: Of the picture.
-        panels: What is drawn, each on axes of its own.
-        path: The file, in .png, .svg or .pdf.
         force: Whether a file that is there is replaced.
 
     Raises:

@@ -10,13 +10,7 @@ _KINDS = {1: 0, 3: 2}
 
 
 def png(pixels: bytes, width: int, height: int) -> bytes:
-    """Return a PNG file of 8-bit gray or RGB pixels, row by row.
-
-    Args:
-        pixels: one byte or three for each pixel.
-        width: pixels in a row.
-        height: rows.
-    """
+    """Return a PNG file of 8-bit gray or RGB pixels, row by row."""
     channels, rest = divmod(len(pixels), width * height)
     if rest or channels not in _KINDS:
         raise ValueError(f"{len(pixels)} bytes are no {width}x{height} pixels of 1 or 3 bytes")

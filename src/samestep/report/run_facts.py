@@ -27,11 +27,7 @@ _PLAN = {
 
 
 def run_facts(run: Path) -> dict[str, str]:
-    """Versions, device, threads and the config's hash, by name; what cannot be read is left out.
-
-    Args:
-        run: a run's directory.
-    """
+    """Versions, device, threads and the config's hash, by name; what cannot be read is left out."""
     facts = {"config": _digest(config)} if (config := _content(run / "config.json")) else {}
     plan = read_object(run / "plan.json")
     facts |= {title: str(plan[key]) for key, title in _PLAN.items() if key in plan}

@@ -42,13 +42,7 @@ class Points:
 
 
 def scatter(points: Points, maps: Sequence[Map], height: int = 560) -> str:
-    """Return the HTML of maps of the same points, of which one is shown at a time.
-
-    Args:
-        points: what they are.
-        maps: where they lie; the first one is shown first.
-        height: of the picture, in pixels.
-    """
+    """Return the HTML of maps of the same points, of which one is shown at a time."""
     pictures = None
     if points.pictures is not None:
         pictures = [base64.b64encode(one).decode("ascii") for one in points.pictures]

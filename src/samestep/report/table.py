@@ -40,11 +40,7 @@ def html_table(
     """Return a table. Numbers are aligned to the right.
 
     Args:
-        columns: Their names; none for a table without a header.
-        rows: Texts, which are escaped, numbers, and cells.
         numbers: The columns whose texts are numbers.
-        kind: The table's CSS class.
-        digits: The format of floats.
     """
     first = rows[0] if rows else ()
     found = [_is_number(value) for value in first] or [False] * len(columns)

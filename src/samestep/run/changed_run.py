@@ -22,10 +22,6 @@ def name_for(config: Config, report: Callable[[str], None]) -> str:
     A run that was interrupted resumes, also with changed code: most often an error was corrected. One
     that is complete would have nothing to train; then changed code is a new run. Other arguments of a
     script are another run in any case.
-
-    Args:
-        config: The run's config.
-        report: Called with a line if it is a new run.
     """
     decided = config.run_dir is not None or config.resume.checkpoint != "auto"
     if decided or CODE in config.resume.allow:

@@ -56,9 +56,6 @@ class EmergencySaver:
 
     def __init__(self, setup: RunSetup, saver: Saver, log: RunLog, passes: Callable[[], LanePasses | None]) -> None:
         """Args:
-        setup: The run's setup.
-        saver: Knows what belongs into a checkpoint.
-        log: Has measurements that rank 0 may not have written.
         passes: The step that is running; None between two.
         """
         self._context, self._config = setup.context, setup.config

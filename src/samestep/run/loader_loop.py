@@ -20,13 +20,8 @@ class LoaderLoop:
     """Opens the body of each step."""
 
     def __init__(self, setup: RunSetup, prepared: Prepared, saver: Saver) -> None:
-        """Args:
-        setup: The run's.
-        prepared: Its objects.
-        saver: Keeps gradients that the loop accumulates.
-
-        Raises:
-            StepError: The run's lanes cannot run together.
+        """Raises:
+        StepError: The run's lanes cannot run together.
         """
         _refuse_fused(setup)
         if isinstance(prepared.runner, MicroBatches):
@@ -55,7 +50,6 @@ class LoaderLoop:
         """Return the body of a step.
 
         Args:
-            passes: The step.
             by_epochs: Whether its loop is one over an epoch, or it is the first step.
             evaluates: Whether a loop over validation data is running.
 

@@ -27,9 +27,6 @@ class LoopSchedules:
     def of(cls, objects: Sequence[Any]) -> LoopSchedules:
         """Those among the objects.
 
-        Args:
-            objects: Anything; a `Schedule` is moved on by the run, a scheduler by the loop.
-
         Raises:
             StepError: The run cannot move one on.
         """
@@ -47,11 +44,7 @@ class LoopSchedules:
         )
 
     def take_over(self, before_move: Callable[[], None]) -> None:
-        """From now on only the run moves its own on, and the loop the others.
-
-        Args:
-            before_move: Called before the loop moves one on.
-        """
+        """From now on only the run moves its own on, and the loop the others."""
         for scheduler in self.per_step:
             leave_to_run(scheduler, "step")
         for scheduler in self.per_epoch:
@@ -70,11 +63,7 @@ class LoopSchedules:
         }
 
     def end_epoch(self, sync_update: Callable[[], None]) -> None:
-        """Move on those that do so with every epoch.
-
-        Args:
-            sync_update: Lets what follows the last update happen first.
-        """
+        """Move on those that do so with every epoch."""
         if self.per_epoch:
             sync_update()
         for scheduler in self.per_epoch:

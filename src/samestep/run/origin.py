@@ -126,12 +126,6 @@ def task_file(config: Config) -> Path | None:
 def refuse_untrusted_task(run: Path, config: Config, overrides: Sequence[str], trust: bool) -> None:
     """Refuse to run a task's code only because a run's directory names it.
 
-    Args:
-        run: the run's directory.
-        config: its config, with the overrides.
-        overrides: what the user has given; who names the task there wants its code to run.
-        trust: whether the user has said that the code may run.
-
     Raises:
         NotTrusted: with what would be run, and why it is not trusted.
     """
@@ -149,13 +143,7 @@ def refuse_untrusted_task(run: Path, config: Config, overrides: Sequence[str], t
 
 
 def refuse_untrusted_command(run: Path, origin: Origin, words: Sequence[str]) -> None:
-    """Refuse to start again what this user has not started: a config names programs, too.
-
-    Args:
-        run: the run's directory.
-        origin: what it states.
-        words: the command that would start it.
-    """
+    """Refuse to start again what this user has not started: a config names programs, too."""
     if origin.command is not None and origin.command.code is not None:
         _refuse_untrusted(run, origin.command.code, "the script", named=False)
     if not origin.is_signed(run):

@@ -31,16 +31,7 @@ def report_plan(
     modules: Sequence[nn.Module],
     shard: str = "",
 ) -> dict[str, Any]:
-    """Print and store the plan; refuses to resume from a checkpoint of another one.
-
-    Args:
-        setup: The run's setup.
-        source: The steps' data.
-        total: How many steps the run has, if that is known.
-        point: Where the run resumes, if it does.
-        modules: What it trains.
-        shard: What each rank holds, if the run is sharded.
-    """
+    """Print and store the plan; refuses to resume from a checkpoint of another one."""
     config, context, batch, precision = setup.config, setup.context, setup.batch, setup.precision
     shares = [len(lanes) for lanes in setup.assignment.by_rank]
     plan: dict[str, Any] = {

@@ -30,10 +30,6 @@ def refuse_different_ranks(
     """Compare checksums over the ranks; names the tensors that differ, and where.
 
     Args:
-        context: The run's ranks.
-        step: The last one, for the message.
-        modules: All of the run's.
-        optimizers: All of the run's.
         skip_buffers: Whether ranks may have other buffers.
         has_owners: Whether a weight, or a state of an optimizer, may be on one rank alone.
     """

@@ -33,11 +33,7 @@ class RanksFile:
         self._written = False
 
     def begin(self, step: int) -> None:
-        """Start to write, if this process writes the run's files.
-
-        Args:
-            step: The first step of this start.
-        """
+        """Start to write, if this process writes the run's files."""
         if not self._opened.owns_directory:
             return
         self._starts = [*self._earlier_starts(step), {"step": step, "world": self._context.world, "time": time.time()}]

@@ -54,11 +54,7 @@ class ResultFile(RunListener):
         self._loss = record.loss
 
     def end(self, error: BaseException | None) -> None:
-        """The run has ended, and everything that it saves is saved.
-
-        Args:
-            error: What ended it, if something did.
-        """
+        """The run has ended, and everything that it saves is saved."""
         if not self._opened.owns_directory:
             return  # the files there are those of an earlier run
         if error is None and self._began is None and self._before is not None:

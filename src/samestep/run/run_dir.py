@@ -33,10 +33,6 @@ _OURS = (
 def config_of(run: Path, overrides: Sequence[str] = ()) -> Config:
     """Return the config that a run was started with.
 
-    Args:
-        run: the run's directory.
-        overrides: `section.key=value` texts applied on top of it.
-
     Raises:
         CheckpointError: if `run` is not a run's directory.
     """
@@ -63,9 +59,6 @@ def was_killed(run: Path) -> bool:
 
 class RunDir:
     """The directory of one run, created if missing and locked, on the rank that writes to it.
-
-    Args:
-        path: the directory.
 
     Raises:
         RunDirError: if it holds files that are not ours, cannot be written, or another run (named
@@ -142,13 +135,7 @@ class RunDir:
         self.keep(_STARTED, json.dumps(list(launch)))
 
     def keep(self, name: str, text: str, private: bool = False) -> None:
-        """Write a file of the run that trains here: whole, or not at all.
-
-        Args:
-            name: Of the file.
-            text: Its content.
-            private: Whether only its owner may read it.
-        """
+        """Write a file of the run that trains here: whole, or not at all."""
         write_whole(self.path / name, text, private)
 
     def close(self) -> None:

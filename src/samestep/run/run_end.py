@@ -52,13 +52,7 @@ def close_at_exit(close: Callable[[Any, BaseException | None, Any], None], earli
 
 
 def with_advice(error: BaseException, setup: RunSetup, step: int | None) -> BaseException:
-    """Return the error, or one of ours that says what to do about it.
-
-    Args:
-        error: What ended the run.
-        setup: The run's setup.
-        step: The step that was running; None before the first.
-    """
+    """Return the error, or one of ours that says what to do about it."""
     at = "before the first step" if step is None else f"in step {step}"
     if isinstance(error, torch.OutOfMemoryError) and setup.planned is not None:
         config, context = setup.config, setup.context

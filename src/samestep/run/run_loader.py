@@ -12,10 +12,6 @@ class RunLoader:
     """The loader, with another way to iterate it; all else is the loader's own."""
 
     def __init__(self, loader: DataLoader[Any], batches: Callable[[DataLoader[Any]], Iterator[Any]]) -> None:
-        """Args:
-        loader: What `run.prepare` got.
-        batches: Gives this rank's batches of it.
-        """
         self.loader, self._batches = loader, batches
 
     def __iter__(self) -> Iterator[Any]:

@@ -58,11 +58,6 @@ class SavedFiles:
     """Follows what this process writes until it ends, and writes digests of it into a record's folder."""
 
     def __init__(self, record: Path, run_dir: Path, rank: int) -> None:
-        """Args:
-        record: The record's folder.
-        run_dir: The run's directory, whose files are compared anyway.
-        rank: This process's number among the ranks.
-        """
         self._output = record.resolve() / f"saved-{rank}.json"
         self._here, self._run_dir = Path.cwd().resolve(), run_dir.resolve()
         self._tensors: dict[str, str] = {}

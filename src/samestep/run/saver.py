@@ -83,9 +83,6 @@ class Saver:
         """Take the run's objects; puts the checkpoint's state into them if there is one.
 
         Args:
-            modules: The model first.
-            optimizers: All of the run's.
-            schedules: All of the run's.
             owns: Returns whether this rank holds the optimizer state of a parameter.
         """
         self._state = RunState(modules, optimizers, schedules, self._kept)
@@ -280,11 +277,7 @@ class Saver:
         self._store.finish(ending=True)
 
     def close(self, cause: BaseException | None = None) -> None:
-        """Let the write in flight end; what went wrong with it is an error still.
-
-        Args:
-            cause: What ended the run, if something did.
-        """
+        """Let the write in flight end; what went wrong with it is an error still."""
         if cause is not None:
             self.finish_write()
         try:

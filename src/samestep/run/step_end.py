@@ -132,11 +132,7 @@ class StepEnd:
         return ended is not None
 
     def leave(self, reason: str) -> None:
-        """Save a run that its loop has left at the top of a step: the step before it was the last one.
-
-        Args:
-            reason: Kept with the run.
-        """
+        """Save a run that its loop has left at the top of a step: the step before it was the last one."""
         if self._last is None:
             return
         passes, source, plan = self._last

@@ -66,12 +66,7 @@ class StepSequence:
             self._epoch += 1
 
     def of(self, data: Any, begin: Callable[[], Iterator[Step]]) -> Iterator[Step]:
-        """Yield the steps of this epoch, or of all of them if nobody asked for epochs.
-
-        Args:
-            data: What the steps are read from.
-            begin: Opens the run's steps on it.
-        """
+        """Yield the steps of this epoch, or of all of them if nobody asked for epochs."""
         if self._epoch is None:
             again, self._given_back = self._given_back, None
             if self._steps is not None and again is None:

@@ -38,13 +38,8 @@ class BodyWeights:
     """
 
     def __init__(self, weights: ShardedWeights, units: Sequence[range], samples: Sequence[int] | None) -> None:
-        """Args:
-        weights: The run's.
-        units: The lanes of each rank.
-        samples: Those of each lane of all ranks in this step.
-
-        Raises:
-            StepError: They are not known.
+        """Raises:
+        StepError: They are not known.
         """
         if samples is None:
             raise StepError(

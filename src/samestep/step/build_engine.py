@@ -94,14 +94,7 @@ class Prepared:
 
 
 def prepare(setup: RunSetup, objects: Sequence[Any], restore: Restore, is_resumed: bool = False) -> Prepared:
-    """Take modules, optimizers and schedules into a run.
-
-    Args:
-        setup: The run's setup.
-        objects: In any order; the first module is the model.
-        restore: Puts a checkpoint's state into them, if there is one.
-        is_resumed: Whether there is one.
-    """
+    """Take modules, optimizers and schedules into a run."""
     config, context = setup.config, setup.context
     modules, optimizers, schedules = sorted_by_kind(objects)
     named, frozen = trainable(optimizers, modules)

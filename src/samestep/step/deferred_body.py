@@ -109,12 +109,6 @@ class DeferredBody:
         device: torch.device,
         apart: Callable[[], AbstractContextManager[None]],
     ) -> None:
-        """Args:
-        known: What bodies of the loop do.
-        batches: Of this rank's lanes, as they were read.
-        device: Where the run computes.
-        apart: Entered around what runs later than the body called it.
-        """
         self._apart = apart
         self._known, self._batches, self._device = known, list(batches), device
         self._lanes = tuple(batch.lane for batch in batches)
@@ -196,12 +190,7 @@ class DeferredBody:
     # -- running what was put off ----------------------------------------------------------
 
     def run_now(self, why: str, is_change: bool = True) -> None:
-        """Run what was put off, at once: the body does something else, or needs a value.
-
-        Args:
-            why: What is not as it was.
-            is_change: Whether bodies of this kind are noted anew.
-        """
+        """Run what was put off, at once: the body does something else, or needs a value."""
         if not self.is_put_off:
             return
         self.is_put_off, self._why = False, why or "it is not captured"

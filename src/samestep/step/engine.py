@@ -81,11 +81,7 @@ class StepEngine:
     """The meeting point of BatchNorm layers, if they normalise over the global batch."""
 
     def begin_lanes(self, adds: bool = False) -> None:
-        """Before the first lane of a step, on the device: remember what lanes begin with.
-
-        Args:
-            adds: Whether the gradients are added to others that no update has read.
-        """
+        """Before the first lane of a step, on the device: remember what lanes begin with."""
         if self.batchnorm is None:
             self.begin_buffers()
         if not adds:

@@ -71,9 +71,7 @@ class ForwardCheck:
         self, modules: Sequence[nn.Module], every: int | None, warn: Callable[[str], None] = lambda line: None
     ) -> None:
         """Args:
-        modules: All of the run's.
         every: In which steps to look, besides the first ones; None for no others.
-        warn: Called once about state that no checkpoint holds.
         """
         self._modules, self._warn = modules, warn
         self._hidden: HiddenState | None = None

@@ -32,13 +32,8 @@ class GlobalBatchNorm:
     """Joins the BatchNorm layers of all lanes. Every rank runs the same layers in the same order."""
 
     def __init__(self, modules: Sequence[nn.Module], assignment: Sequence[range], collectives: Collectives) -> None:
-        """Args:
-        modules: All of the run's; their BatchNorm layers get another forward pass.
-        assignment: The lanes of each rank.
-        collectives: How this rank talks to the others.
-
-        Raises:
-            TaskError: A layer has a forward pass of its own.
+        """Raises:
+        TaskError: A layer has a forward pass of its own.
         """
         self._collectives, self._mine = collectives, assignment[collectives.rank]
         self._most = max(map(len, assignment))
@@ -100,12 +95,7 @@ class GlobalBatchNorm:
         return made
 
     def gather(self, own: Tensor, lanes: Lanes) -> Tensor:
-        """Return the rows of all lanes, in their order; zeros of lanes without samples.
-
-        Args:
-            own: The rows of this rank's lanes.
-            lanes: Which they are.
-        """
+        """Return the rows of all lanes, in their order; zeros of lanes without samples."""
         if not isinstance(self._collectives, TorchCollectives):
             if len(lanes) == len(self._places):
                 return own

@@ -52,12 +52,6 @@ class GlobalSteps:
     def __init__(
         self, setup: RunSetup, modules: Sequence[nn.Module], params: Sequence[Parameter], runner: LaneRunner
     ) -> None:
-        """Args:
-        setup: The run's.
-        modules: All of its modules.
-        params: What its optimizers train.
-        runner: How it runs the lanes of other losses: cut into micro-batches, or whole.
-        """
         context = setup.context
         self._setup, self._modules, self._params = setup, modules, params
         self._micro = runner if isinstance(runner, MicroBatches) else None

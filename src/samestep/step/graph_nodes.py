@@ -11,12 +11,7 @@ from samestep.errors import StepError
 
 
 def refuse_kept(tensor: Tensor, made: Sequence[range]) -> None:
-    """Refuse a tensor that meets values of lanes and is one lane's alone.
-
-    Args:
-        tensor: Has a graph.
-        made: The sequence numbers of nodes that modules have made in lanes.
-    """
+    """Refuse a tensor that meets values of lanes and is one lane's alone."""
     if came_from(tensor, made):
         raise StepError(
             "a tensor that a module has kept in its forward pass (by a hook, or as an attribute) met values of "

@@ -122,13 +122,7 @@ class GraphedSteps(WholeLanes):
     def _recorded(
         self, passes: LanePasses, loss: LossFunction, lands: Callable[[StepEngine], bool]
     ) -> RecordedStep | None:
-        """Return the captured step of these batches, if there is one by now.
-
-        Args:
-            passes: The step.
-            loss: Of a batch.
-            lands: Whether the update is captured too.
-        """
+        """Return the captured step of these batches, if there is one by now."""
         batches = passes.batches.read_all()
         if not batches or passes.engine.watch is not None:
             return None

@@ -42,13 +42,7 @@ class LaneCost:
             self._waits += 1
 
     def measure(self, module: nn.Module, args: Any, kwargs: Any) -> None:
-        """Measure a call of a module, if it is time for that, on a copy of it without hooks.
-
-        Args:
-            module: What is called.
-            args: With values of lanes.
-            kwargs: By name.
-        """
+        """Measure a call of a module, if it is time for that, on a copy of it without hooks."""
         lanes = len(self._setup.assignment.my_units)
         if self._waits < _AT_STEP or len(lanes_of((args, kwargs))[0].lanes) < lanes:
             return

@@ -21,12 +21,7 @@ class LaneLeaves:
         """By what lanes share, and its memory, which `p.data = ...` changes: itself, and the leaf of each lane."""
 
     def of(self, shared: Tensor, at: int) -> Tensor:
-        """Return what a lane computes with in place of a tensor that lanes share.
-
-        Args:
-            shared: A parameter, or computed from parameters.
-            at: The place of the lane among the rank's.
-        """
+        """Return what a lane computes with in place of a tensor that lanes share."""
         return self.of_lanes(shared)[at]
 
     def of_lanes(self, shared: Tensor) -> Sequence[Tensor]:

@@ -40,12 +40,6 @@ class LoopBody:
     def __init__(
         self, passes: LanePasses, calls: ModuleCalls, known: KnownBodies | None = None, cost: LaneCost | None = None
     ) -> None:
-        """Args:
-        passes: The step as the engine runs it.
-        calls: Of the run's modules.
-        known: What bodies before this one did, where they can be captured.
-        cost: Measures what lanes cost, where they cannot be captured.
-        """
         self._passes, self._calls, self._cost = passes, calls, cost
         self._engine = passes.engine
         self.lanes: Lanes = passes.data.units or (NO_LANE,)

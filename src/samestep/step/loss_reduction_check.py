@@ -29,10 +29,6 @@ class ReductionCheckedTerms:
     """A run's losses, the first of which is looked at."""
 
     def __init__(self, terms: LossTerms, warn: Callable[[str], None]) -> None:
-        """Args:
-        terms: How losses are combined.
-        warn: Called once if a mean was given as a sum.
-        """
         self._terms, self._warn = terms, warn
         self.begin_step, self.totals = terms.begin_step, terms.totals
         self.combine = self._combine_first
@@ -76,12 +72,7 @@ def warning_about(value: LossValue, samples: int) -> str:
 
 
 def is_mean(loss: Any, count: float) -> bool:
-    """Return whether a loss was divided by how many things it was summed over, as its graph shows.
-
-    Args:
-        loss: What is backpropagated.
-        count: How many things it is said to be summed over.
-    """
+    """Return whether a loss was divided by how many things it was summed over, as its graph shows."""
     node = loss.grad_fn if isinstance(loss, Tensor) else None
     return node is not None and _ends_in_mean(node, count, _DEEPEST)
 

@@ -77,11 +77,6 @@ class NamedLosses(nn.Module):
     buffer_joins = {"sums": "sum"}  # noqa: RUF012 (as modules declare it)
 
     def __init__(self, weights: Mapping[str, float], device: torch.device, collectives: Collectives) -> None:
-        """Args:
-        weights: By name. The count of the first is the step's.
-        device: Where the losses are computed.
-        collectives: How this rank talks to the others.
-        """
         super().__init__()
         self._collectives = collectives
         self._agreed = False
@@ -186,12 +181,7 @@ def loss_value(
 
 
 def refuse_other_lanes(found: Sequence[Lanes], lanes: Lanes) -> None:
-    """Refuse a loss of a loop's body that is not one of its lanes.
-
-    Args:
-        found: The lanes of the values in it.
-        lanes: Those of the body.
-    """
+    """Refuse a loss of a loop's body that is not one of its lanes."""
     if not found:
         raise StepError(
             "run.backward got a loss that is no value of lanes: it does not follow from what the loader "

@@ -15,9 +15,7 @@ def give_memory(model: nn.Module, holds: Callable[[Tensor], bool], is_resumed: b
     """Give a model's tensors host memory where they are on the meta device; return whether some are.
 
     Args:
-        model: Any model; one that is nowhere on the meta device stays as it is.
         holds: Returns whether this rank holds a parameter. Others keep their shape, without memory.
-        is_resumed: Whether a checkpoint will fill it.
 
     Raises:
         TaskError: There is no checkpoint, or it does not have a tensor.

@@ -28,11 +28,6 @@ class MicroBatches(WholeLanes):
     needs_function = "memory.lane_split"
 
     def __init__(self, setup: RunSetup, modules: Sequence[nn.Module], params: Sequence[nn.Parameter]) -> None:
-        """Args:
-        setup: The run's setup; `memory.lane_split` is the number of pieces, or `auto`.
-        modules: Whose buffers a trial must not change.
-        params: What the optimizers train.
-        """
         super().__init__(setup.precision)
         split, lane_batch = setup.config.memory.lane_split, setup.batch.lane_batch
         if split != "auto" and int(split) > lane_batch:

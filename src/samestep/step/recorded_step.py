@@ -42,12 +42,6 @@ class RecordedLanes:
     """The forward and backward passes of a rank's lanes, and their sums, on batches at fixed places."""
 
     def __init__(self, engine: StepEngine, batches: Sequence[LaneBatch], loss: LossFunction, moment: Moment) -> None:
-        """Args:
-        engine: The run's.
-        batches: Of one step, as they were read.
-        loss: Of a batch.
-        moment: What batches know of their step.
-        """
         device = engine.setup.context.device
         self._engine, self._loss = engine, loss
         self.is_large = any(is_large(batch.data) for batch in batches)
@@ -86,11 +80,7 @@ class RecordedLanes:
             generator.manual_seed(seed_at(self._roots[lane], step))
 
     def run(self, streams: Sequence[torch.cuda.Stream] = ()) -> None:
-        """Run all lanes, and leave their sums where the ranks exchange them.
-
-        Args:
-            streams: What lanes run on, side by side; one after the other on the current one if none.
-        """
+        """Run all lanes, and leave their sums where the ranks exchange them."""
         engine, held = self._engine, self._engine.setup.assignment.my_units
         self.forget()
         self._clear_grads()
@@ -171,15 +161,6 @@ class RecordedStep:
         pool: Any,
         lands: bool,
     ) -> None:
-        """Args:
-        lanes: What is captured; it has run eagerly before.
-        engine: The run's.
-        of_loss: What the lanes hold as it is now.
-        of_optimizers: What the update does.
-        streams: What lanes run on, side by side.
-        pool: The graphs' memory.
-        lands: Whether the update is captured too.
-        """
         self._lanes, self._engine = lanes, engine
         self.of_loss, self.of_optimizers = of_loss, of_optimizers
         self.is_large = lanes.is_large
@@ -299,13 +280,7 @@ class RecordedStep:
 
 
 def refuse_other_numbers(lanes: RecordedLanes, eager: Sequence[Tensor | None], again: Callable[[], None]) -> None:
-    """Raise if a replay gave other numbers than an eager run.
-
-    Args:
-        lanes: As the replay left them.
-        eager: The results of an eager run before.
-        again: Runs the lanes eagerly once more.
-    """
+    """Raise if a replay gave other numbers than an eager run."""
     captured = lanes.results()
     if _equal(eager, captured):
         return

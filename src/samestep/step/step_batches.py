@@ -73,13 +73,7 @@ class StepBatches:
 
 
 def batch_of_another(context: RunContext, data: StepData, first: Callable[[], Any]) -> Any:
-    """Return the batch of a rank with samples, on the host, if some rank has none. All ranks call this.
-
-    Args:
-        context: This process's place in the run.
-        data: The step; whether some rank has no samples is known of it afterwards.
-        first: Returns this rank's first batch.
-    """
+    """Return the batch of a rank with samples, on the host, if some rank has none. All ranks call this."""
     if data.ragged is False:
         return None
     have = context.gather(bool(data.units))

@@ -18,12 +18,6 @@ def refuse_unsupported(
 ) -> None:
     """Refuse modules and optimizers that would fail, or differ, on another number of ranks.
 
-    Args:
-        modules: All of the run's.
-        optimizers: All of the run's.
-        same: The run's level of sameness.
-        device: Where it computes.
-
     Raises:
         TaskError: With everything that was found.
     """
@@ -84,8 +78,6 @@ def lonely_samples(modules: Sequence[nn.Module], lane_batch: int, tail: int) -> 
     """Return a warning where BatchNorm gets one sample alone; empty if it does not.
 
     Args:
-        modules: All of the run's.
-        lane_batch: Samples in a whole lane.
         tail: Samples in the last lane of an epoch, if that is not whole; else 0.
     """
     if not any(map(has_batchnorm, modules)):

@@ -138,10 +138,8 @@ class Children:
         """Start a command of ours.
 
         Args:
-            name: What messages call it.
             words: The command and its arguments, as after `samestep`.
             output: Gets what it prints, after what is there.
-            variables: Of its environment, besides this process's.
         """
         # By itself too: this process may be killed before the reaper knows of it.
         environ = {**process_environment(), **(variables or {}), **ending_variables(), **self._events.variables}
@@ -156,12 +154,7 @@ class Children:
         return child
 
     def fork_from(self, server: WarmServer | None, report: Callable[[str], None]) -> None:
-        """From now on have commands forked by a server, as long as it can.
-
-        Args:
-            server: Waited for, if it still imports; None to start processes again.
-            report: Called with a line if it cannot.
-        """
+        """From now on have commands forked by a server, as long as it can."""
         self._server, self._report = server, report
         why = "" if server is None else server.why_not()
         if why:

@@ -60,11 +60,7 @@ class Database:
 
     @contextmanager
     def reraise_os_errors(self, folder: Path) -> Iterator[None]:
-        """Turn what a database or a disk refuses while a sweep runs into an error that names it.
-
-        Args:
-            folder: The sweep's directory.
-        """
+        """Turn what a database or a disk refuses while a sweep runs into an error that names it."""
         from sqlalchemy.exc import SQLAlchemyError
 
         again = f"All until then is kept: once that is solved, samestep sweep run {folder}"
@@ -105,11 +101,6 @@ def name_of(storage: str, folder: Path) -> str:
 
 def open_database(storage: str, folder: Path, *, write: bool = True) -> Database:
     """Open a sweep's storage.
-
-    Args:
-        storage: As the sweep's file has it.
-        folder: The sweep's directory.
-        write: Whether this process holds the sweep's lock.
 
     Raises:
         StorageError: if it cannot be reached, or is no storage of this Optuna's.

@@ -49,10 +49,6 @@ class Latency:
 def measure_latencies(runs: Mapping[int, Path], batch: int) -> dict[int, Latency]:
     """Return the latencies of trials' models, by number.
 
-    Args:
-        runs: A run of each trial.
-        batch: Samples of a batch.
-
     Raises:
         TaskError: with the reason, if they cannot be measured.
     """

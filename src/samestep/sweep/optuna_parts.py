@@ -158,13 +158,7 @@ def trial_count(sweep: SweepConfig) -> int:
 
 
 def draw(sweep: SweepConfig, number: int, known: Known) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return the values of a trial, by key, and what the sampler notes about it.
-
-    Args:
-        sweep: The sweep.
-        number: The trial's number.
-        known: The finished trials that it may follow from.
-    """
+    """Return the values of a trial, by key, and what the sampler notes about it."""
     space = sweep.domains
     if sweep.sampler == "grid":
         points = itertools.product(*(domain.grid() or () for domain in space.values()))
@@ -180,15 +174,7 @@ def draw(sweep: SweepConfig, number: int, known: Known) -> tuple[dict[str, Any],
 def decide(
     sweep: SweepConfig, number: int, values: Mapping[str, Any], reported: Sequence[tuple[int, float]], known: Known
 ) -> tuple[bool, dict[str, Any]]:
-    """Return whether a trial is pruned after its last report, and what the pruner notes about it.
-
-    Args:
-        sweep: The sweep.
-        number: The trial's number.
-        values: What it has drawn.
-        reported: Its reports so far, in order.
-        known: The finished trials that it is compared with.
-    """
+    """Return whether a trial is pruned after its last report, and what the pruner notes about it."""
     pruner = _make("pruner", sweep.pruner, dict(sweep.pruner_args))
     study = _study(sweep, number, known, pruner=pruner)
     study.enqueue_trial({key: encoded(sweep.domains[key], v) for key, v in values.items()})

@@ -20,14 +20,7 @@ _LONGEST_LABEL = 18
 def sweep_panels(
     sweep: SweepConfig, trials: Sequence[TrialRecord], important: Mapping[str, float], costs: Mapping[int, float]
 ) -> list[Panel]:
-    """Return the panels of a sweep, without those that have nothing to show.
-
-    Args:
-        sweep: The sweep.
-        trials: Its trials.
-        important: The importance of each key, the greatest first; may be empty.
-        costs: Seconds per sample of complete trials, by number, as far as they are known.
-    """
+    """Return the panels of a sweep, without those that have nothing to show."""
     measured = [trial for trial in trials if trial.value is not None and _fits(sweep, trial)]
     panels = [
         _history(sweep, trials),

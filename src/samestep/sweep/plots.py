@@ -28,12 +28,7 @@ FEWEST = 4
 
 
 def importances(sweep: SweepConfig, trials: Sequence[TrialRecord]) -> tuple[dict[str, float], str | None]:
-    """Return the importance of each key, the greatest first, and why there is none, if there is none.
-
-    Args:
-        sweep: The sweep.
-        trials: Its trials.
-    """
+    """Return the importance of each key, the greatest first, and why there is none, if there is none."""
     done = [
         trial
         for trial in trials

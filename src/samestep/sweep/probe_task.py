@@ -36,13 +36,7 @@ class TaskInfo:
 
 
 def task_info(config: Config, split: tuple[int, str, int] | None, file: Path) -> dict[str, Any]:
-    """Load a config's task and ask it.
-
-    Args:
-        config: Of a trial.
-        split: The number of folds, what they have alike and their seed; None for none.
-        file: Where the folds are, or are written.
-    """
+    """Load a config's task and ask it."""
     from samestep.train.make_folds import SplitRequest, metric_names, split_dataset
     from samestep.train.task import load_task
 

@@ -22,10 +22,6 @@ from samestep.sweep.study_folder import SWEEP, is_signed
 def reload_sweep(folder: Path, trust: bool = False) -> LoadedSweep:
     """Return the sweep that a directory is of, to look at: nothing that it names is imported.
 
-    Args:
-        folder: The sweep's directory, which may come from anyone.
-        trust: Whether a database that it names may be connected to, also if it may not be yours.
-
     Raises:
         NotTrusted: if this user has not started it, and it names a database.
     """
@@ -101,13 +97,7 @@ def complete_trial(loaded: LoadedSweep, number: int) -> TrialRecord:
 
 
 def trial_config(loaded: LoadedSweep, trial: TrialRecord, why: str = "") -> str:
-    """Return the base with a trial's values, as YAML: for the final training, on all of train_data.
-
-    Args:
-        loaded: The sweep.
-        trial: One that is complete.
-        why: Why this one, for the first lines.
-    """
+    """Return the base with a trial's values, as YAML: for the final training, on all of train_data."""
     sweep = loaded.sweep
     flat = FlatValues.from_file(sweep.base_path)
     name = f"{sweep.name[:90]}-best"

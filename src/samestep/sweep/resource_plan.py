@@ -46,12 +46,6 @@ class ResourcePlan:
 def pack(sweep: SweepConfig, base: Config, trials: int, environ: Mapping[str, str]) -> ResourcePlan:
     """Share this machine out to trials.
 
-    Args:
-        sweep: Its `parallel` and `ranks_per_trial`.
-        base: The config of its trials.
-        trials: How many there will be.
-        environ: The environment of this process.
-
     Raises:
         LaunchError: if more GPUs are needed than there are.
     """

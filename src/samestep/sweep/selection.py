@@ -73,10 +73,6 @@ def prefer_faster(loaded: LoadedSweep, margin: float) -> Choice:
 
     By what its model takes for one sample, measured now; where that cannot be, by its training.
 
-    Args:
-        loaded: The sweep.
-        margin: How much worse a value may be, as a share of the best one.
-
     Raises:
         RunDirError: if no trial is complete, or one within the margin has left no measurement.
     """

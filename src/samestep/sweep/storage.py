@@ -69,9 +69,6 @@ class Storage:
     """The trials of one sweep.
 
     Args:
-        sweep: The sweep.
-        folder: Its directory.
-        database: What keeps them, if it is open already.
         write: Whether this process holds the sweep's lock; else nothing is made that is not there.
 
     Raises:

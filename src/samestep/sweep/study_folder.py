@@ -42,11 +42,6 @@ def shape_of(config: Config) -> dict[str, Any]:
 def locked(folder: Path, purpose: Literal["cv", "sweep"], report: Callable[[str], None]) -> Iterator[DirectoryLock]:
     """A directory of ours, for this process alone.
 
-    Args:
-        folder: The directory.
-        purpose: What it is for.
-        report: Called with a line if it is taken over from a process that has not released it.
-
     Raises:
         RunDirError: if another process uses it, here or on another machine, or it is not ours.
     """
@@ -111,10 +106,6 @@ def _signature(document: Mapping[str, Any], key: bytes | None) -> str:
 def same_study(path: Path, definition: Mapping[str, Any]) -> None:
     """Keep what a study is, or refuse to continue another one.
 
-    Args:
-        path: The file that keeps it.
-        definition: Values by name, as JSON has them.
-
     Raises:
         RunDirError: with what differs.
     """
@@ -151,8 +142,6 @@ def is_full_disk(folder: Path, run: Path, reason: str) -> bool:
     """Return whether a run has failed because the disk of its study is full: that is no fault of its own.
 
     Args:
-        folder: The study's directory.
-        run: The run's, in it.
         reason: Why it failed. If it could not even write that, the disk is asked.
     """
     full = (errno.ENOSPC, errno.EDQUOT)

@@ -32,13 +32,6 @@ class TrackedStudy:
     """The trackers' runs of one study.
 
     A tracker that fails is one line of the report, and gets nothing more.
-
-    Args:
-        name: The study's name.
-        kind: What it is.
-        trackers: The section of the config that its runs are of.
-        folder: The study's directory, which keeps the ids.
-        report: Gets a line for a tracker that fails.
     """
 
     def __init__(
@@ -71,12 +64,7 @@ class TrackedStudy:
         withdraw(["WANDB_SERVICE"] if self._wandb is not None else [])
 
     def overrides(self, kind: Literal["trial", "fold"], name: str | None = None) -> tuple[str, ...]:
-        """Return what a run of the study is started with, so that the trackers show it there.
-
-        Args:
-            kind: What the run is.
-            name: What they call it; as the config does if not given.
-        """
+        """Return what a run of the study is started with, so that the trackers show it there."""
         found = []
         if self._wandb is not None:
             chosen = _grouped(self._wandb, self._name, kind)

@@ -33,13 +33,7 @@ class Place:
 
 
 class Places:
-    """The places where the trials of a sweep run.
-
-    Args:
-        sweep: The sweep.
-        base: Its config.
-        ranks: Of each trial.
-    """
+    """The places where the trials of a sweep run."""
 
     def __init__(self, sweep: SweepConfig, base: Config, ranks: int) -> None:
         self._via = sweep.via
@@ -47,12 +41,7 @@ class Places:
         self._anywhere = Place(_options(sweep, base, ranks))
 
     def placed(self, spec: RunSpec, slot: int) -> RunSpec:
-        """Return a run in its place.
-
-        Args:
-            spec: The run.
-            slot: Which of the trials side by side it is of.
-        """
+        """Return a run in its place."""
         if self._via is None:
             return spec
         place = self._places[slot] if self._places else self._anywhere
@@ -68,14 +57,7 @@ class Places:
 
 
 def allocate(sweep: SweepConfig, base: Config, trials: int, environ: Mapping[str, str]) -> ResourcePlan:
-    """Return how many trials run side by side, and with how many ranks, wherever they run.
-
-    Args:
-        sweep: The sweep.
-        base: Its config.
-        trials: How many there will be.
-        environ: The environment of this process.
-    """
+    """Return how many trials run side by side, and with how many ranks, wherever they run."""
     if sweep.runs_here:
         return pack(sweep, base, trials, environ)
     ranks = ranks_of(sweep, base)

@@ -19,11 +19,7 @@ def warm_server(
     """A server for the runs of a config, which begins to import at once; None where there is none.
 
     Args:
-        config: Of the runs.
         threads: Of each rank of a run: some libraries read this when they are imported.
-        output: What the server prints.
-        wanted: Whether a person wants warm runs.
-        report: Called with a line where there could be none.
     """
     with ExitStack() as stack:
         server = None

@@ -18,14 +18,7 @@ from samestep.tracking.wandb_run import WandbRun
 
 
 def named_trackers(config: Config, folder: Path, metrics: Path, start: int) -> list[GuardedTracker]:
-    """Return the trackers of a config; what is wrong with their names, or not installed, is an error.
-
-    Args:
-        config: The run's config.
-        folder: The run's directory.
-        metrics: Its metrics.jsonl.
-        start: The first step that comes.
-    """
+    """Return the trackers of a config; what is wrong with their names, or not installed, is an error."""
     chosen, found = config.trackers, dict[str, Tracker]()
     if chosen.tensorboard:
         found["tensorboard"] = TensorBoard(folder / "tensorboard")

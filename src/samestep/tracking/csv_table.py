@@ -20,10 +20,6 @@ class CsvTable(Tracker):
     """
 
     def __init__(self, path: Path, rows: Path) -> None:
-        """Args:
-        path: The table.
-        rows: metrics.jsonl.
-        """
         self._path, self._source = path, rows
         self._columns: dict[str, None] = {}
         self._rows: list[dict[str, Any]] = []

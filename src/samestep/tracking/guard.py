@@ -22,11 +22,6 @@ class GuardedTracker(Tracker):
     """
 
     def __init__(self, key: str, tracker: Tracker, run: TrackedRun) -> None:
-        """Args:
-        key: What the config calls it.
-        tracker: The tracker.
-        run: What it is started with.
-        """
         self._key, self._tracker, self._run = key, tracker, run
         self._rows: list[dict[str, Any]] = []
         self._started = self._failed = False

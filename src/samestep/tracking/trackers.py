@@ -142,7 +142,6 @@ class Trackers(Tracker):
         """Hand files of the run's directory to the trackers that take some.
 
         Args:
-            folder: The run's directory.
             patterns: Which of its files; what a directory holds counts if the pattern names it.
         """
         if self._trackers and patterns:
@@ -189,10 +188,6 @@ def open_trackers(
     """Return the config's trackers on rank 0; none on the others.
 
     Args:
-        config: The run's config.
-        folder: The run's directory.
-        is_main: Whether this is rank 0.
-        start: The first step that comes.
         rows: Rows before `start` that the metrics file may lack.
     """
     if not is_main:

@@ -41,8 +41,6 @@ def plain_labels(labels: Any, samples: int, what: str) -> list[Any]:
 
     Args:
         labels: A tensor, an array or a list. Two-dimensional ones are 0 or 1 for each label.
-        samples: How many there must be.
-        what: The task's method that returned them, for the message.
 
     Raises:
         TaskError: if there is not one for each sample.
@@ -57,13 +55,7 @@ def plain_labels(labels: Any, samples: int, what: str) -> list[Any]:
 
 
 def with_fold(task: T, fold: FoldConfig, folder: Path) -> T:
-    """Return the task, its training and validation data those of one fold of its training set.
-
-    Args:
-        task: As its config made it.
-        fold: Which fold of which file.
-        folder: What the file's path is relative to.
-    """
+    """Return the task, its training and validation data those of one fold of its training set."""
     path = folder / fold.file
     folds = Folds.read(path)
     if fold.number >= len(folds.valid):
@@ -77,11 +69,7 @@ def with_fold(task: T, fold: FoldConfig, folder: Path) -> T:
 
 
 def with_all_data(task: T) -> T:
-    """Return the task, its training data all that it has, and nothing to validate on.
-
-    Args:
-        task: As its config made it.
-    """
+    """Return the task, its training data all that it has, and nothing to validate on."""
     vars(task).update(train_data=partial(_own, task, "refit_data"), valid_data=_no_data)
     return task
 

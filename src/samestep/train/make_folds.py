@@ -28,10 +28,6 @@ class SplitRequest:
 def make_folds(config: Config, request: SplitRequest) -> tuple[Folds, str]:
     """Return the folds of a config's training set, and why they were made that way.
 
-    Args:
-        config: Of the training.
-        request: How to split it.
-
     Raises:
         TaskError: if the data or its labels cannot be split.
         PlanError: if there are too few samples of something.

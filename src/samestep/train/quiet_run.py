@@ -18,12 +18,7 @@ from samestep.train.task import Task
 
 @contextmanager
 def quiet_context(config: Config, hardware: Hardware) -> Iterator[tuple[RunContext, KeptLog]]:
-    """A context for one run, on the process group that is open, and the log that it keeps.
-
-    Args:
-        config: The run's config.
-        hardware: What this machine has.
-    """
+    """A context for one run, on the process group that is open, and the log that it keeps."""
     level = LOGGER.level
     LOGGER.setLevel(logging.WARNING)
     try:
@@ -43,11 +38,7 @@ def reading_once(task: Task) -> Task:
 
 
 def refuse_small_data(run: Run, task: Task) -> None:
-    """Refuse data in which every step is a tail, with lanes that are empty or cut off.
-
-    Raises:
-        PlanError: if it is.
-    """
+    """Refuse data in which every step is a tail, with lanes that are empty or cut off."""
     data = task.train_data()
     samples, batch = run.source(data, task.order(data), task.collate).samples, run.batch
     if samples is not None and samples < batch.global_batch:

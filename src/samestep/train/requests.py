@@ -167,11 +167,6 @@ def requested() -> ScriptRequest:
 def run_script(script: Path, arguments: Sequence[str], request: ScriptRequest) -> None:
     """Run a script as `python script.py` would, and hand the request to its `samestep.start`.
 
-    Args:
-        script: The script's path.
-        arguments: Its own arguments.
-        request: What is wanted of the run that it opens.
-
     Raises:
         TaskError: The script does not exist, or has ended without opening a run.
     """

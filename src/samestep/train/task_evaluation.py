@@ -22,13 +22,6 @@ class TaskEvaluation:
     """Evaluates a task's model. What cannot be measured is refused here, and not after an epoch."""
 
     def __init__(self, setup: RunSetup, task: Task, train_data: Any, valid_data: Any, step: int) -> None:
-        """Args:
-        setup: The run's setup.
-        task: The task.
-        train_data: What its `train_data` returned.
-        valid_data: What its `valid_data` returned.
-        step: The first step; random numbers follow from it.
-        """
         self._setup, self._task, self._valid_data = setup, task, valid_data
         self._references: Any = None
         rule = setup.config.evaluation
@@ -44,12 +37,7 @@ class TaskEvaluation:
             mergers_of(make_metrics(task.metrics, setup.rng, step))
 
     def measure(self, modules: Sequence[nn.Module], moment: Moment) -> Values:
-        """Return the values of the validation set, by name; the same on every rank.
-
-        Args:
-            modules: The model, and the extra modules.
-            moment: The step after which this is measured.
-        """
+        """Return the values of the validation set, by name; the same on every rank."""
         setup, task, rule = self._setup, self._task, self._setup.config.evaluation
         if rule.mode == "retrieval":
             embed = partial(task.eval_embed, modules[0])

@@ -88,11 +88,6 @@ class Tracer(RunListener):
     draws, reads_gradients = False, True
 
     def __init__(self, run: Run, folder: Path, first: int) -> None:
-        """Args:
-        run: The run, before its first step.
-        folder: Where the ranks write; every rank names the same.
-        first: The first step that is written.
-        """
         self._run, self._first = run, first
         self._path = folder / f"rank-{run.context.rank}.jsonl"
         self._entries: list[Entry] = []

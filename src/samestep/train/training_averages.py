@@ -46,11 +46,7 @@ class TrainingAverages(RunListener):
                 self._swa.end_epoch()
 
     def measure(self, measure: Callable[[str], Values]) -> Values:
-        """Return an evaluation of the moving average; empty if there is none.
-
-        Args:
-            measure: Evaluates the model, with a prefix for the names of the values.
-        """
+        """Return an evaluation of the moving average; empty if there is none."""
         if self._ema is None:
             return {}
         with self._ema.swapped():

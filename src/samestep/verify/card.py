@@ -17,11 +17,6 @@ _GOOD, _BAD, _INK, _SOFT = "#12703c", "#b3261e", "#1d2733", "#4a5663"
 def write_card(result: Verification, title: str, path: Path) -> None:
     """Draw the verdict, the hash, what was compared, and the loss of every run.
 
-    Args:
-        result: The verification.
-        title: What was verified.
-        path: The file, in .png, .svg or .pdf; an earlier one is replaced.
-
     Raises:
         OutputError: If it cannot be written.
         MissingExtraError: Without matplotlib.

@@ -32,12 +32,6 @@ def explain(runner: Runner, result: Verification, worlds: Sequence[World], folde
     A step's loss differs by what happened in it, or by the update before it: the runs begin with
     a checkpoint from before that. Where nothing differs then, the cause is older, and they begin
     with the first step.
-
-    Args:
-        runner: starts the runs.
-        result: the verification, in which runs differ.
-        worlds: its sizes.
-        folder: where the traced runs go.
     """
     number = next(n for n, world in enumerate(result.worlds) if not world.kept)
     broken = result.worlds[number]

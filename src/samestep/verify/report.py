@@ -55,10 +55,6 @@ def write_report(
     """Write the certificate: the verdict, what was compared, the lanes on ranks, and the loss curves.
 
     Args:
-        result: The verification.
-        title: What was verified, for the heading.
-        path: The file to write.
-        facts: What the runs were made with.
         lanes: How many the runs have, if that does not depend on the world size.
         ddp: The same runs with DistributedDataParallel.
     """

@@ -102,14 +102,7 @@ def _as_json(difference: Difference | None) -> dict[str, Any] | None:
 
 
 def compare_runs(same: str, records: Mapping[str, Path], curve: Sequence[float], rtol: float) -> Verification:
-    """Compare the records of runs with the first of them.
-
-    Args:
-        same: the level of sameness that the config promises: bits, rounding or samples.
-        records: the directory of each run's record, by label.
-        curve: the losses of a run from elsewhere; may be empty.
-        rtol: how far `rounding` and the curve may be off, relative.
-    """
+    """Compare the records of runs with the first of them."""
     runs = {
         label: _Recorded(RunRecord.read(path), read_state(path), Saved.read(path)) for label, path in records.items()
     }

@@ -63,13 +63,7 @@ class Suspect:
 
 
 def find_suspect(labels: tuple[str, str], first: Trace, second: Trace) -> Suspect | None:
-    """Return the first tensor that two runs of the same steps, or the ranks of one, do not have in common.
-
-    Args:
-        labels: what the two runs are called.
-        first: the trace of the run that is compared with.
-        second: the trace of the other one.
-    """
+    """Return the first tensor that two runs of the same steps, or the ranks of one, do not have in common."""
     steps = sorted({entry.step for trace in (first, second) for rank in trace for entry in rank})
     for step in steps:
         for part in (BEFORE, LANE, SUM, AFTER):

@@ -129,13 +129,7 @@ _LEVELS: Sequence[Callable[[_Figure], tuple[object, ...]]] = (
 
 
 def compare(now: Sequence[Result], before: Sequence[Result], tolerance: float = TOLERANCE) -> Comparison:
-    """Compare what both have measured.
-
-    Args:
-        now: The later results.
-        before: The earlier ones.
-        tolerance: A share by which figures may differ.
-    """
+    """Compare what both have measured."""
     late, early = _figures(now), _figures(before)
     pairs = list(_pairs(late, early))
     changes = [_change(new, old, tolerance) for new, old in pairs]

@@ -20,7 +20,6 @@ def csv_files(report: Report, path: Path) -> dict[Path, str]:
     """Return what is written where: one file of all rows, or in a folder one for each kind and the targets.
 
     Args:
-        report: What is written.
         path: A file if its name ends in `.csv`; else a folder.
     """
     kinds = _rows_by_kind(report)

@@ -125,14 +125,7 @@ def _with_machine(text: str, label: str) -> str:
 
 
 def write_report(report: Report, path: Path, compared: Comparison | None = None, force: bool = False) -> None:
-    """Write the page.
-
-    Args:
-        report: What it shows.
-        path: The file.
-        compared: What became of earlier results.
-        force: Whether any other file is replaced.
-    """
+    """Write the page."""
     title = "What these machines can do"
     figures = "\n".join(
         f"<h2>{html.escape(figure.title)}</h2><p>{html.escape(figure.note)}</p>{chart(figure.panels, wide=True)}"

@@ -58,8 +58,6 @@ def advise_layout(tried: Sequence[tuple[Layout, Timed]], configured: object, sam
 
     Args:
         tried: What was measured; the first is what others are compared with.
-        configured: The config's `distributed.threads_per_rank`.
-        same: The config's level of sameness.
     """
     layout, best = best_layout(tried)
     first, base = tried[0]
@@ -80,13 +78,7 @@ def advise_layout(tried: Sequence[tuple[Layout, Timed]], configured: object, sam
 
 
 def advise_lanes(found: Sequence[Timed], configured: int, why_not: str = "") -> Advice:
-    """Return the number of lanes, by the rule of `samestep tune lanes`.
-
-    Args:
-        found: What was measured with several numbers of lanes, of one global batch.
-        configured: The config's own number.
-        why_not: Why there is nothing to choose.
-    """
+    """Return the number of lanes, by the rule of `samestep tune lanes`."""
     topic = "lanes"
     if why_not:
         return _not_measured(topic, why_not)
@@ -96,12 +88,7 @@ def advise_lanes(found: Sequence[Timed], configured: int, why_not: str = "") -> 
 
 
 def advise_workers(found: Mapping[int, Timed], configured: int) -> Advice:
-    """Loader workers of a rank: the fewest that nothing is clearly faster than.
-
-    Args:
-        found: By the number of workers.
-        configured: The config's own number.
-    """
+    """Loader workers of a rank: the fewest that nothing is clearly faster than."""
     in_order = [found[count] for count in sorted(found)]
     best = simplest_of_fast(in_order)
     count = next(number for number, one in found.items() if one is best)
@@ -116,14 +103,7 @@ def advise_workers(found: Mapping[int, Timed], configured: int) -> Advice:
 
 
 def advise_precision(base: Timed, other: Timed, configured: str, name: str) -> Advice:
-    """Return the config's precision, or another one.
-
-    Args:
-        base: With the config's own.
-        other: With the other.
-        configured: The name of the config's own.
-        name: The name of the other.
-    """
+    """Return the config's precision, or another one."""
     topic = "precision"
     if other.failed:
         return _not_measured(topic, f"{name}: {other.failed}")
@@ -135,13 +115,7 @@ def advise_precision(base: Timed, other: Timed, configured: str, name: str) -> A
 
 
 def advise_graph(base: Timed, without: Timed | None, why_not: str) -> Advice:
-    """Return whether steps are replayed as CUDA graphs.
-
-    Args:
-        base: As configured, with graphs where that is possible.
-        without: Without them; None if that was not measured.
-        why_not: Why not.
-    """
+    """Return whether steps are replayed as CUDA graphs."""
     topic = "CUDA graphs"
     if without is None:
         return _not_measured(topic, why_not)
@@ -161,8 +135,6 @@ def advise_shard(shard: str, failed: Mapping[str, str], peak: int | None, memory
     Args:
         shard: The first value of `distributed.shard` with which a step could be measured.
         failed: Why it could not with the values before.
-        peak: What a rank held at most.
-        memory: Bytes that a rank can compute in.
     """
     held = "" if peak is None else f"a rank holds {format_bytes(peak)}"
     if held and memory is not None:
@@ -177,7 +149,6 @@ def advise_batch(found: Sequence[Timed], memory: int | None) -> Advice:
 
     Args:
         found: The config's own first, then larger ones; on one rank.
-        memory: Bytes that a rank can compute in.
     """
     base, *larger = found
     if base.failed:

@@ -35,9 +35,7 @@ class LaneCosts:
 
     def __init__(self, now: int, measured: Sequence[Timed], on_gpu: bool = False) -> None:
         """Args:
-        now: The config's own number of lanes.
-        measured: A choice has one label at all numbers of ranks.
-        on_gpu: Whether ranks computed on GPUs.
+            measured: A choice has one label at all numbers of ranks.
 
         Raises:
             PlanError: None could be measured.
@@ -120,12 +118,7 @@ class LaneCosts:
         return {"now": self._now, "recommended": asdict(self.best), "measured": rows}
 
     def present(self, title: str, device: str) -> Presentation:
-        """Return the table and the plot.
-
-        Args:
-            title: Of the page.
-            device: What ranks computed on.
-        """
+        """Return the table and the plot."""
         rounds, batch = max(len(one.seconds) for one in self._done), self._done[0].global_batch
         return Presentation(
             title=title,

@@ -78,9 +78,6 @@ def find_lr(
     """Run a range test; every rank calls this and gets the same result.
 
     Args:
-        config: the training's config.
-        context: this process's place in the run.
-        test: the range of rates and the number of steps.
         key: the config's key for the learning rate; by default it is found.
         target: the config that the suggestion will be for. Nothing is written here, but what would
             prevent it is raised before the first step.

@@ -21,11 +21,6 @@ _MARGIN = 0.06
 def write_png(found: RangeTestResult, title: str, path: Path) -> None:
     """Draw the curve with its suggestions into a PNG file.
 
-    Args:
-        found: the result of a range test.
-        title: the title of the plot.
-        path: the file to write.
-
     Raises:
         MissingExtraError: matplotlib is not installed.
     """
@@ -33,14 +28,7 @@ def write_png(found: RangeTestResult, title: str, path: Path) -> None:
 
 
 def write_html(found: RangeTestResult, title: str, path: Path, facts: Mapping[str, str] | None = None) -> None:
-    """Write a page with the suggestions, or why there are none, and an interactive curve.
-
-    Args:
-        found: the result of a range test.
-        title: the title of the page.
-        path: the file to write.
-        facts: what the test ran with.
-    """
+    """Write a page with the suggestions, or why there are none, and an interactive curve."""
     columns = ("rule", "learning rate", "smoothed loss there")
     rows = [(rule, f"{rate:.3g}", f"{_loss_at(found, rate):.4f}") for rule, rate in found.suggestions.items()]
     table = html_table(columns, rows, numbers=columns[1:])

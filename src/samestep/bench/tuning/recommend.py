@@ -107,11 +107,8 @@ def tune_lanes(
     """Measure what lanes cost at each number of ranks.
 
     Args:
-        request: What is tuned.
         wanted: Numbers of lanes; the usual ones, if empty.
         widths: Lanes side by side in a CUDA graph; as configured, if empty.
-        worlds: Numbers of ranks, and what starts them.
-        machines: Where ranks may run besides this machine.
 
     Raises:
         PlanError: Nothing can be compared.
@@ -131,12 +128,7 @@ def tune_lanes(
 
 
 def tune_all(request: Request, hardware: Hardware) -> Advised:
-    """Measure on this machine, and decide.
-
-    Args:
-        request: What is tuned.
-        hardware: What this machine has.
-    """
+    """Measure on this machine, and decide."""
     request.refuse_ranks()
     with TemporaryDirectory(prefix="samestep-tune-", ignore_cleanup_errors=True) as folder:
         return _tune_all(replace(request, run_dir=folder), hardware, request.report)

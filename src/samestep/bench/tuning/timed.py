@@ -33,11 +33,7 @@ class Timed:
 
     @classmethod
     def read(cls, row: Mapping[str, Any]) -> Timed:
-        """From a document's row.
-
-        Raises:
-            TextError: if it is something else.
-        """
+        """From a document's row."""
         if row.get("failed"):
             return cls(str(row["variant"]), row["world"], failed=str(row["failed"]))
         try:

@@ -55,11 +55,7 @@ def time_variants(
     """Time each variant in rotating order. Every rank calls this and gets the same result.
 
     Args:
-        config: The training's config.
-        context: This process's place among the ranks.
         tried: What is compared; larger ones last, since a process's memory only grows.
-        rounds: Turns of each.
-        steps: Timed steps per turn; about a second's, if None.
 
     Raises:
         PlanError: The data does not have enough samples, or ends.

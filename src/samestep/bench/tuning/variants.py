@@ -54,12 +54,6 @@ class Layout:
 def layouts(config: Config, cpus: int, gpus: int, quick: bool) -> list[Layout]:
     """Return all cores by threads, by ranks, and ways between; and one thread alone, which is the default.
 
-    Args:
-        config: The training's config: every rank needs a lane.
-        cpus: Cores that the ranks share.
-        gpus: GPUs here; with some, a rank drives one each.
-        quick: Whether only the extremes are tried.
-
     Raises:
         PlanError: the config has no global batch, so that other ranks would do other work.
     """
@@ -88,15 +82,7 @@ def _powers(most: int) -> list[int]:
 
 
 def variants(config: Config, world: int, cpus: int, on_gpu: bool, quick: bool) -> list[Variant]:
-    """Other lanes, loader workers, precision and, on GPUs, no graphs; the config itself comes first.
-
-    Args:
-        config: The training's config.
-        world: The number of ranks that they are tried on.
-        cpus: Cores that the ranks share.
-        on_gpu: Whether ranks compute on GPUs.
-        quick: Whether fewer are tried.
-    """
+    """Other lanes, loader workers, precision and, on GPUs, no graphs; the config itself comes first."""
     found = [Variant(BASE)]
     own = config.lane_count(world)
     found += lane_variants(_other_lanes(config, world, own, quick), (), world)
@@ -124,10 +110,8 @@ def lanes_to_compare(config: Config, wanted: Sequence[int] = (), worlds: Sequenc
     """Return the numbers of lanes that cut this config's global batch and give some world a lane per rank.
 
     Args:
-        config: The training's config.
         wanted: Chosen by the user; each must be possible. By default the usual ones that are
             possible, and the config's own.
-        worlds: The numbers of ranks that are measured.
 
     Raises:
         PlanError: if that leaves none, or none for one of the worlds.
@@ -162,9 +146,7 @@ def lane_variants(lanes: Sequence[int], widths: Sequence[int], world: int) -> li
     """Return a variant for each number of lanes that gives every rank one.
 
     Args:
-        lanes: Numbers of lanes.
         widths: Lanes side by side in a CUDA graph; none: as configured.
-        world: The number of ranks.
     """
     possible = [count for count in lanes if count >= world]
     if not widths:
@@ -204,11 +186,7 @@ def as_text(tried: Sequence[Variant]) -> str:
 
 
 def from_text(text: str) -> list[Variant]:
-    """Return what `as_text` made.
-
-    Raises:
-        TextError: for anything else.
-    """
+    """Return what `as_text` made."""
     try:
         return [Variant(one["label"], tuple(one["overrides"])) for one in parse_json(text)]
     except (TypeError, KeyError):

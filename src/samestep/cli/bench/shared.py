@@ -147,11 +147,7 @@ def _all_take(
 
 
 def measuring(command: Callable[..., Measurement]) -> Callable[..., Measurement]:
-    """Add a command that measures to `samestep bench`, with the options that all of them have.
-
-    Args:
-        command: Takes an `Asked`, and options that only it has.
-    """
+    """Add a command that measures to `samestep bench`, with the options that all of them have."""
     name = command.__name__
     own = list(inspect.signature(command).parameters.values())[1:]
     shared = list(inspect.signature(_all_take).parameters.values())

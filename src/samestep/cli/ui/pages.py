@@ -18,11 +18,7 @@ _MOST_SHARED = 20
 
 
 class Pages:
-    """The pages about what is in some folders.
-
-    Args:
-        find: Returns what is in them now.
-    """
+    """The pages about what is in some folders."""
 
     def __init__(self, find: Find) -> None:
         self._find = find

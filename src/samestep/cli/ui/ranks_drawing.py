@@ -22,9 +22,7 @@ def draw_ranks(document: Mapping[str, Any], is_over: bool, now: float) -> str:
     """Return a table with a row per rank; empty if the file says nothing.
 
     Args:
-        document: What `ranks.json` holds.
         is_over: Whether the run has ended: then the last heartbeats say nothing.
-        now: The time.
     """
     ranks = [rank for rank in _list(document.get("ranks")) if isinstance(rank, dict)]
     if not ranks:

@@ -33,23 +33,14 @@ _HEADERS = {"Cache-Control": "no-store", "Referrer-Policy": "no-referrer", "X-Co
 
 
 class LiveServer:
-    """Answers requests with pages, for those who have the token.
-
-    Args:
-        pages: What is shown.
-        token: What a browser has to show.
-    """
+    """Answers requests with pages, for those who have the token."""
 
     def __init__(self, pages: Pages, token: str) -> None:
         self._pages, self._token = pages, token
         self._server: uvicorn.Server | None = None
 
     def serve(self, listening: socket.socket) -> None:
-        """Answer requests until this process is interrupted.
-
-        Args:
-            listening: Bound to loopback.
-        """
+        """Answer requests until this process is interrupted."""
         config = uvicorn.Config(self.app(), log_level="warning", access_log=False, timeout_graceful_shutdown=3)
         self._server = uvicorn.Server(config)
         self._server.run(sockets=[listening])

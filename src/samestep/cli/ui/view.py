@@ -29,11 +29,7 @@ class View:
     """The number of parts that come before the chart."""
 
     def parts(self, link: Link) -> dict[str, str]:
-        """Return the HTML of each part that may change, by its id, in the order of the page.
-
-        Args:
-            link: Gives the addresses of other pages.
-        """
+        """Return the HTML of each part that may change, by its id, in the order of the page."""
         raise NotImplementedError
 
     def panels(self) -> Sequence[Panel] | None:

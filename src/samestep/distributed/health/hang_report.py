@@ -58,14 +58,7 @@ class Beat:
 
     @classmethod
     def of(cls, activity: Activity, rank: int, host: str, seconds: float = 0.0) -> Beat:
-        """Return what this process does now.
-
-        Args:
-            activity: Its activity.
-            rank: Its rank.
-            host: Its machine.
-            seconds: How long it has been in its phase.
-        """
+        """Return what this process does now."""
         name, number = activity.collective, activity.sequence
         return cls(rank, host, os.getpid(), activity.step, activity.phase, seconds, name, number, time.time())
 

@@ -313,12 +313,7 @@ class Heartbeat:
         self._store.set_first("failed", failure_of(self._rank, self._host, error))
 
     def explain(self, lost: PeerLost, trace: str = "") -> SamestepError:
-        """Return why a collective broke: a rank failed, is gone, hangs, or called another one.
-
-        Args:
-            lost: What the collective raised.
-            trace: Where this rank called it.
-        """
+        """Return why a collective broke: a rank failed, is gone, hangs, or called another one."""
         self._done.set()  # our own thread must not end this process while we find out
         self._thread.join(self._lost_after + 1)
         if lost.timed_out and self._verdict is not None:

@@ -23,11 +23,6 @@ class Reminder:
     """While entered, reports that a block takes long, with the stack, and again after twice as long.
 
     For what may take as long as it likes, and of which nobody else would notice that it hangs.
-
-    Args:
-        what: Of the block, for the message.
-        seconds: After how long.
-        report: Called with the message, from another thread.
     """
 
     def __init__(self, what: str, seconds: float, report: Callable[[str], None]) -> None:

@@ -27,11 +27,6 @@ class KMeans:
     """Lloyd's algorithm from centres that k-means++ draws. Every rank makes the same calls."""
 
     def __init__(self, exchange: RowExchange, shared: SharedRows, seed: int) -> None:
-        """Args:
-        exchange: Between ranks.
-        shared: The rows, in blocks of `QUERY_BLOCK`.
-        seed: Of the first centres.
-        """
         self._exchange, self._shared = exchange, shared
         self._random = np.random.RandomState(derive(seed, "k-means") & 0xFFFFFFFF)
         every = exchange.collectives.gather(float(shared.rows.abs().max()) if len(shared.rows) else 0.0)
@@ -41,11 +36,7 @@ class KMeans:
         self._rows = self._whole.double() / _FRACTION
 
     def clusters(self, count: int) -> Tensor:
-        """Return the numbers of the clusters of all samples of all ranks.
-
-        Args:
-            count: How many clusters.
-        """
+        """Return the numbers of the clusters of all samples of all ranks."""
         found = [self._settled(count) for _ in range(STARTS)]
         chosen = min(found, key=lambda start: start[0])[1]  # the first of those that are as good
         return torch.cat(self._exchange.collectives.gather(chosen))

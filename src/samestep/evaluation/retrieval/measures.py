@@ -19,12 +19,7 @@ from samestep.reduce.row_shards import RowExchange, ShardPlan
 
 
 def normalized_mutual_information(left: Tensor, right: Tensor) -> float:
-    """NMI: 1 if both partitions are one, 0 if neither says anything of the other.
-
-    Args:
-        left: Of each sample, the part it is in.
-        right: The same, by another partition.
-    """
+    """NMI: 1 if both partitions are one, 0 if neither says anything of the other."""
     table = _contingency(left, right)
     if 1 in table.shape and table.shape[0] == table.shape[1]:
         return 1.0
@@ -33,12 +28,7 @@ def normalized_mutual_information(left: Tensor, right: Tensor) -> float:
 
 
 def adjusted_mutual_information(left: Tensor, right: Tensor) -> float:
-    """AMI: NMI less what partitions of these sizes have in common by chance.
-
-    Args:
-        left: Of each sample, the part it is in.
-        right: The same, by another partition.
-    """
+    """AMI: NMI less what partitions of these sizes have in common by chance."""
     table = _contingency(left, right)
     if table.shape[0] == table.shape[1] and table.shape[0] in (1, int(table.sum())):
         return 1.0
@@ -192,13 +182,8 @@ def measure_shared(
     """Retrieval metrics of rows that are on all ranks; every rank calls this, and gets the same.
 
     Args:
-        exchange: Between ranks.
         queries: In blocks of `QUERY_BLOCK`.
         references: In blocks of `REFERENCE_BLOCK`; the queries themselves if None.
-        metrics: Their names.
-        distance: Between embeddings.
-        device: Where distances are computed.
-        seed: Of the clusters of `nmi` and `ami`.
 
     Raises:
         TaskError: The labels or the names of metrics make no sense.
@@ -233,11 +218,7 @@ def memory_needed(queries: int, references: int, sizes: Sequence[int], world: in
     """About how many bytes of a rank's memory a retrieval takes.
 
     Args:
-        queries: How many there are.
-        references: How many there are.
         sizes: Of each view, how many numbers an embedding has.
-        world: The number of ranks.
-        item: How many bytes a number has.
     """
     rows = -(-(queries + references) // world)
     # Twice, while rows go to the ranks that hold them; labels are on every rank.

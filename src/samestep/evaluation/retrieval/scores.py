@@ -24,11 +24,6 @@ class NeighbourScores:
     """Measures a search's results. Every rank makes the same calls."""
 
     def __init__(self, search: Search, queries: SharedRows, metrics: Sequence[str]) -> None:
-        """Args:
-        search: Of the queries among the references.
-        queries: The queries.
-        metrics: Their names.
-        """
         self._search, self._labels = search, queries.labels
         self._metrics = [name for name in metrics if name not in CLUSTERING_METRICS]
         self._totals = _references_of_class(search, queries)

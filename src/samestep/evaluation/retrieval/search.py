@@ -99,11 +99,8 @@ class Search:
         device: torch.device,
     ) -> None:
         """Args:
-        exchange: Between ranks.
         queries: In blocks of `QUERY_BLOCK`.
         references: In blocks of `REFERENCE_BLOCK`.
-        distance: Between embeddings.
-        device: Where distances are computed.
         """
         self.exchange, self._queries, self._distance = exchange, queries, distance
         # No other kind of device has float64 everywhere.
@@ -117,9 +114,6 @@ class Search:
         """This rank's blocks, with distances and numbers of each query's k nearest references.
 
         Where there are fewer, distances are infinite and numbers -1.
-
-        Args:
-            k: How many neighbours.
         """
         at_once = max(1, GROUP_BYTES // (QUERY_BLOCK * bytes_of_query(k, self.size)))
         for group in self._groups(range(self._queries.plan.blocks), at_once):
@@ -141,9 +135,6 @@ class Search:
         """Blocks of queries, with the rank of each one's nearest reference of its own class, from 1.
 
         It is 0 for queries of which no reference is of the same class.
-
-        Args:
-            numbers: Of the wanted blocks of all ranks.
         """
         at_once = max(1, GROUP_BYTES // (QUERY_BLOCK * bytes_of_query(1, self.size)))
         for group in self._groups(numbers, at_once):
@@ -167,9 +158,7 @@ class Search:
         """Return the distances of a block of queries to a block of references; infinite where there is no pair.
 
         Args:
-            query: The queries.
             block: The references, as `prepared` made them.
-            number: The block's number.
         """
         products = query.rows @ block.T
         if self._distance == "cosine":

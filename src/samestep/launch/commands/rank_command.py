@@ -143,8 +143,6 @@ def surroundings(rank_command: RankCommand, variables: Mapping[str, str], *, ref
     """Return what goes before the command in every script: folder, modules, variables, commands.
 
     Args:
-        rank_command: what the ranks run.
-        variables: set besides those of launch.environment.
         references: whether variables that refer to others are set from them; whoever runs the
             script has these in the environment.
     """

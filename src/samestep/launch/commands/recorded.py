@@ -79,10 +79,6 @@ class RecordedCommand:
     def again(self, run: Path, overrides: Sequence[str]) -> list[str]:
         """Return the words that resume the run; a config is the one that the run has recorded.
 
-        Args:
-            run: the run's directory, wherever it is now.
-            overrides: `section.key=value` texts that come on top.
-
         Raises:
             LaunchError: if an override would make it another run.
         """

@@ -62,13 +62,6 @@ def srun_command(
 ) -> SrunCommand:
     """Return the step of a config.
 
-    Args:
-        rank_command: What a rank runs.
-        nodes: How many nodes; the config's if not given.
-        nproc: Ranks on each node; one per GPU, or one, if not given.
-        name: What the ranks of this launch share.
-        environ: The variables of the allocation.
-
     Raises:
         LaunchError: outside of an allocation, or if it has too few nodes.
     """

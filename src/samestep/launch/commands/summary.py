@@ -17,10 +17,6 @@ def plan_rows(
     """(what, how many): ranks, lanes, batch and threads; `None` is decided on the machines.
 
     Args:
-        config: The run's config.
-        world: The number of ranks.
-        machines: The number of machines.
-        threads: Of each rank, unless the config sets them.
         threads_are_share: Whether `threads` are its CPUs, which it uses beside a GPU only if
             `same: bits`.
     """
@@ -57,15 +53,7 @@ def plan_rows(
 
 
 def more_processes_may_help(config: Config, world: int, threads: int, cpus: int, on_gpu: bool) -> str:
-    """Return a hint for a run in one process on many CPUs; empty for all others.
-
-    Args:
-        config: The run's config.
-        world: Its number of ranks.
-        threads: The threads of this process.
-        cpus: The CPUs that this process may use.
-        on_gpu: Whether it computes on a GPU.
-    """
+    """Return a hint for a run in one process on many CPUs; empty for all others."""
     lane_count = config.lane_count(1)
     if on_gpu or world > 1 or lane_count == 1:
         return ""

@@ -51,8 +51,6 @@ class Forks:
         """Have a child of this process forked, which leads a session of its own.
 
         Args:
-            words: Its command and arguments, as after `samestep`.
-            environment: Its variables.
             files: This process's files that it gets, by the number that they have there.
 
         Raises:
@@ -85,9 +83,7 @@ class WarmServer:
     """A server as a process of its own, which begins to import at once and ends with this one.
 
     Args:
-        task: The file of the task whose runs it forks.
         threads: The threads of each run, which some libraries read when they are imported.
-        output: What it prints.
     """
 
     def __init__(self, task: Path, threads: int, output: Path) -> None:

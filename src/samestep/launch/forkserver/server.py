@@ -38,10 +38,7 @@ def serve(channel: socket.socket, task: Path | None, threads: int, run: Run) -> 
     """Import what runs of a task need, report whether forks are safe, and fork until the channel ends.
 
     Args:
-        channel: To the process that it forks for.
-        task: The file of the task.
         threads: What OMP_NUM_THREADS is now, before torch is imported.
-        run: Called in each forked process with its words.
     """
     environment = process_environment()
     for module in OURS:

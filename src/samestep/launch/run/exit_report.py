@@ -34,11 +34,6 @@ def exit_report(ranks: Sequence[RankProcess], folder: Path, keeps_logs: bool = T
     """One report for all ranks: what was recorded first, by whichever rank it was.
 
     A rank that was ended meanwhile may have recorded the cause before that.
-
-    Args:
-        ranks: All of them, ended.
-        folder: Where their output is.
-        keeps_logs: Whether they have logs as well, beside that folder.
     """
     first, *others = sorted((rank for rank in ranks if not rank.has_succeeded), key=_order)
     failure = first.failure or FailureReport()

@@ -41,10 +41,6 @@ def run_held(job: SlurmJob, report: Report) -> None:
     A stop signal cancels it: its ranks save first. A Slurm that does not answer is waited for: the
     job runs on meanwhile.
 
-    Args:
-        job: What to run.
-        report: Gets a line for whatever happens.
-
     Raises:
         Stopped: if it was cancelled by this command's signal, or has saved and ended by itself.
         RankFailed: if it failed, with the reason that its output gives.

@@ -65,13 +65,7 @@ def find_flavour(mpirun: str, may_run: bool = True) -> Flavour:
 
 
 def run_mpirun(command: MpirunCommand | SrunCommand, environ: Mapping[str, str], quiet: bool = False) -> None:
-    """Start it and wait; a failing rank prints its own error meanwhile.
-
-    Args:
-        command: What is started.
-        environ: Its variables, besides those of the command.
-        quiet: Print what it and its ranks print only if it fails, and of that the end.
-    """
+    """Start it and wait; a failing rank prints its own error meanwhile."""
     with TemporaryFile() if quiet else nullcontext() as kept:
         try:
             _run(command, environ, kept)

@@ -86,15 +86,7 @@ def notebook_launcher(function: Callable[..., Any], nproc: int, *args: Any) -> A
 def call_on_forks(
     function: Callable[..., Any], nproc: int, args: tuple[Any, ...], show: Callable[[str], None], folder: Path
 ) -> Any:
-    """Call a function on several ranks, as `notebook_launcher` does.
-
-    Args:
-        function: What each rank calls.
-        nproc: The number of ranks.
-        args: The function's arguments.
-        show: Called with what rank 0 has written, several times a second while they run.
-        folder: For the output of the other ranks, and the result; created if missing.
-    """
+    """Call a function on several ranks, as `notebook_launcher` does."""
     _check(function, nproc)
     folder.mkdir(parents=True, exist_ok=True)
     with ExitStack() as stack:

@@ -10,9 +10,6 @@ def write_private(path: Path, text: str, mode: int, *, new: bool = False) -> Non
     """Write a file that only its owner can read, from its first byte on.
 
     Args:
-        path: the file.
-        text: its content.
-        mode: its permissions, such as 0o600.
         new: whether an existing file, or a link in its place, is an error and stays as it is.
     """
     how = os.O_WRONLY | os.O_CREAT | (os.O_EXCL if new else os.O_TRUNC)

@@ -70,12 +70,7 @@ class RankProcess:
 
 
 class RankProcesses:
-    """Processes that report how they end by a pipe: that needs no file, which a full disk has not.
-
-    Args:
-        folder: Where the output of ranks goes that do not print to this terminal.
-        reaper: Ends them if this process is killed.
-    """
+    """Processes that report how they end by a pipe: that needs no file, which a full disk has not."""
 
     def __init__(self, folder: Path, reaper: Reaper) -> None:
         self._folder, self._reaper = folder, reaper

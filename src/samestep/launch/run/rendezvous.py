@@ -47,14 +47,7 @@ class StaticRendezvous(RendezvousHandler):
     """Machines that are numbered, or one alone; the first one's agent serves the store of all.
 
     Args:
-        address: Of the first machine, by which the others know it.
         port: There; 0 for any, if there are no others.
-        node: This machine's number.
-        nodes: The number of machines.
-        name: Of the launch.
-        seconds: How long to wait for the other machines.
-        signer: Signs what the machines tell each other.
-        report: Gets a line for what a person should know.
     """
 
     def __init__(

@@ -198,10 +198,6 @@ def follow_job(
     """Show a job's states and its output until it ends; raises if it failed.
 
     Args:
-        run: The run's directory.
-        job: Its job.
-        report: Gets a line for each new state.
-        show: Gets the job's output.
         hurries: Called again and again; whether Slurm is to be asked at once.
         patience: Seconds that Slurm may be silent.
     """

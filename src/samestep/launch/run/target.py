@@ -18,11 +18,6 @@ from samestep.parsing.json_text import read_json
 def read_target(file: Path, overrides: Sequence[str], arguments: Sequence[str] = ()) -> Config:
     """Return the config of a run; a script is run up to its `samestep.start` to learn it.
 
-    Args:
-        file: a config, or a script that calls `samestep.start`.
-        overrides: `section.key=value` texts.
-        arguments: the script's own.
-
     Raises:
         RankFailed: if the script fails before it opens its run.
         LaunchError: if there is no such script, or it opens none.

@@ -67,10 +67,6 @@ class Machines:
 def parse_worlds(text: str, via: str = "torchrun") -> list[World]:
     """Parse world sizes such as `1,2@mpirun,4@slurm`.
 
-    Args:
-        text: numbers of ranks, each with an optional launcher.
-        via: the launcher of those without one.
-
     Raises:
         LaunchError: for anything else, or a size given twice.
     """
@@ -93,11 +89,7 @@ def parse_worlds(text: str, via: str = "torchrun") -> list[World]:
 
 
 def parse_counts(text: str, option: str) -> tuple[int, ...]:
-    """Different whole numbers such as `1,2,4`, from the command line, in order.
-
-    Raises:
-        PlanError: for anything else.
-    """
+    """Different whole numbers such as `1,2,4`, from the command line, in order."""
     numbers = [whole_number(part.strip()) for part in text.split(",")]
     found = sorted(number for number in numbers if number is not None)
     if len(found) < len(numbers) or not 1 <= found[0] <= found[-1] <= MOST_LANES:
@@ -111,12 +103,7 @@ def refuse_fixed_world(config: Config, ranks_here: int, worlds: Sequence[int] = 
     """Refuse to start ranks for a config of another world, or as a rank of another launcher.
 
     Args:
-        config: The training's config.
-        ranks_here: The number of ranks that this process is one of.
         worlds: The numbers of ranks that are started; empty for several.
-
-    Raises:
-        LaunchError: if so.
     """
     if ranks_here > 1:
         raise LaunchError(
@@ -135,11 +122,7 @@ def with_shards(worlds: Sequence[World], shards: str) -> list[World]:
     """Return the worlds with each value of `distributed.shard`; one rank has nothing to shard.
 
     Args:
-        worlds: Numbers of ranks.
         shards: Values such as `none,optimizer`; empty for the config's.
-
-    Raises:
-        LaunchError: for anything else.
     """
     names = [name.strip() for name in shards.split(",")] if shards else []
     known = get_args(DistributedConfig.model_fields["shard"].annotation)
@@ -153,13 +136,7 @@ def with_shards(worlds: Sequence[World], shards: str) -> list[World]:
 
 
 def launch_of(world: World, rank_command: RankCommand, machines: Machines) -> Launch:
-    """Return the launch of one size.
-
-    Args:
-        world: the size and its launcher.
-        rank_command: what a rank runs; its config's launch_method is the world's launcher.
-        machines: where ranks may run.
-    """
+    """Return the launch of one size."""
     ranks = Size(world.ranks, world.ranks)
     if world.via == "slurm":
         nodes = max(n for n in range(1, machines.nodes + 1) if world.ranks % n == 0)
@@ -179,15 +156,7 @@ def measure_each(
     machines: Machines,
     report: Callable[[str], None],
 ) -> list[T]:
-    """Start the ranks of each world, one after the other, and read what its rank 0 wrote.
-
-    Args:
-        worlds: The sizes and their launchers.
-        ranks_of: What the ranks of a world run, which leave their result in this file.
-        read: Reads it.
-        machines: Where ranks may run.
-        report: Called with a line for each world.
-    """
+    """Start the ranks of each world, one after the other, and read what its rank 0 wrote."""
     # Other machines see the working directory, as they must for a training, and not this one's /tmp.
     here = all(world.via == "torchrun" for world in worlds)
     with (

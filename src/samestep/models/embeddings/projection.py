@@ -32,10 +32,6 @@ def chosen_maps(text: str) -> list[str]:
 def project(rows: Rows, names: Sequence[str]) -> tuple[list[Map], list[str]]:
     """Maps of the points, and what there is no map of, and why.
 
-    Args:
-        rows: An embedding in each row, finite.
-        names: Which maps: pca, tsne, umap.
-
     Raises:
         TaskError: if there are fewer than two points.
         LaunchError: if no map can be drawn.

@@ -31,10 +31,6 @@ def pictures_of(dataset: Any, indices: Sequence[int]) -> list[bytes] | None:
 
     A sample is an image if it, or its first element, is a tensor or array (1 or 3, height, width) or
     (height, width), of which several views may be stacked. Values are scaled to those of all.
-
-    Args:
-        dataset: what the samples are of.
-        indices: which ones.
     """
     images = []
     for index in indices:
@@ -96,12 +92,7 @@ class Picture:
 
 
 def picture_of(embedded: EmbeddedRun, maps: Sequence[str] = ("pca", "tsne", "umap")) -> Picture:
-    """Return the maps of a run's embeddings.
-
-    Args:
-        embedded: the embeddings.
-        maps: which ones: pca, tsne, umap.
-    """
+    """Return the maps of a run's embeddings."""
     drawn = embedded.drawn
     made, missing = project(as_array(drawn.rows), maps)
     points = Points(
@@ -132,10 +123,6 @@ def write_html(embedded: EmbeddedRun, picture: Picture, run: Path, path: Path, f
     """Write the page.
 
     Args:
-        embedded: the embeddings.
-        picture: their maps.
-        run: the run's directory.
-        path: the file.
         force: whether a file that is no page of ours is replaced.
 
     Raises:

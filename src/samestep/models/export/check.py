@@ -34,10 +34,6 @@ class Agreement:
 def check(run: Runner, subject: Subject) -> Agreement:
     """Compare every method on every batch.
 
-    Args:
-        run: calls a method of the loaded file.
-        subject: the model, with its batches and its outputs on them.
-
     Raises:
         ExportDiffers: with the first place where the file differs.
     """

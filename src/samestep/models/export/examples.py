@@ -53,14 +53,7 @@ def _varying(shapes: Sequence[torch.Size]) -> set[int]:
 
 
 def read_examples(task: Task, config: Config, methods: Sequence[str], device: torch.device) -> Examples:
-    """Batches of the validation set, or else of the training set, as arguments of the methods.
-
-    Args:
-        task: the task whose data and `model_inputs` are used.
-        config: the run's config.
-        methods: the methods that will be called.
-        device: where the batches are placed.
-    """
+    """Batches of the validation set, or else of the training set, as arguments of the methods."""
     task.prepare_data()
     source, dataset = "validation", task.valid_data()
     if dataset is None:

@@ -22,9 +22,6 @@ def axes_of(history: History) -> Axes:
 
     The seconds are those of steps: pauses between them, and the time before a resume, are not counted. Samples are
     full global batches.
-
-    Args:
-        history: The run.
     """
     found: dict[AxisName, Callable[[float], float]] = {"step": float}
     if (epochs := history.metrics.get("epoch")) is not None and all(map(math.isfinite, epochs.values)):

@@ -55,9 +55,6 @@ class History:
 def read_histories(runs: Sequence[Path]) -> list[History]:
     """Return the numbers of several runs, each with a label of its own; a run named twice is read once.
 
-    Args:
-        runs: their directories.
-
     Raises:
         RunDirError: if one is no run's directory.
     """
@@ -71,10 +68,6 @@ def read_histories(runs: Sequence[Path]) -> list[History]:
 def read_history(run: Path, label: str) -> History:
     """Return the numbers of one run.
 
-    Args:
-        run: its directory.
-        label: what it is called beside its curves.
-
     Raises:
         RunDirError: if it is no run's directory.
     """
@@ -84,12 +77,7 @@ def read_history(run: Path, label: str) -> History:
 
 
 class HistoryReader:
-    """Reads the numbers of a run, and later only what it has written since.
-
-    Args:
-        run: Its directory.
-        label: What it is called beside its curves.
-    """
+    """Reads the numbers of a run, and later only what it has written since."""
 
     def __init__(self, run: Path, label: str) -> None:
         self._run, self._label = run, label

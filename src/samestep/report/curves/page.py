@@ -23,10 +23,6 @@ def write_html(
     """Write the page.
 
     Args:
-        histories: the runs.
-        metrics: the metrics of the table.
-        panels: what is drawn.
-        path: the file.
         force: whether a file that is no page of ours is replaced.
 
     Raises:

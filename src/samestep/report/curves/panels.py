@@ -25,9 +25,6 @@ def panels_of(
     A metric and its `val_` counterpart share a panel, and so do the values of one list.
 
     Args:
-        histories: The runs.
-        metrics: What is drawn.
-        x: The horizontal axis.
         smooth: The weight of the past in the running means, from 0 to below 1.
 
     Raises:

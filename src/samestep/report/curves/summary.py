@@ -32,12 +32,7 @@ class Summary:
 
 
 def summarize(history: History, metric: str) -> Summary:
-    """Return the numbers of a curve.
-
-    Args:
-        history: a run that has the metric.
-        metric: its name.
-    """
+    """Return the numbers of a curve."""
     series = history.metrics[metric]
     finite = [(value, step) for step, value in zip(series.steps, series.values, strict=True) if math.isfinite(value)]
     values = [value for value, _ in finite]

@@ -37,10 +37,8 @@ def thin(series: Series, first: int, last: int, most: int = POINTS) -> Thinned:
     """Return a curve of at most `most` points.
 
     Args:
-        series: the values.
         first: the first step of all curves that are compared: the same steps are averaged in each.
         last: the last one.
-        most: how many points.
     """
     if len(series.steps) <= most:
         values = [value if math.isfinite(value) else None for value in series.values]
@@ -59,14 +57,7 @@ def thin(series: Series, first: int, last: int, most: int = POINTS) -> Thinned:
 
 
 def flags(series: Series, skipped: Sequence[int], first: int, last: int) -> list[Flag]:
-    """Return where values are NaN or infinite, and where steps were skipped; neighbours are one flag.
-
-    Args:
-        series: the values.
-        skipped: the run's skipped steps.
-        first: the first step of all curves.
-        last: the last one.
-    """
+    """Return where values are NaN or infinite, and where steps were skipped; neighbours are one flag."""
     bad = {step for step, v in zip(series.steps, series.values, strict=True) if not math.isfinite(v)}
     left_out = set(skipped)
     steps = sorted(bad | left_out)

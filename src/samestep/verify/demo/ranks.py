@@ -49,14 +49,7 @@ class _Follower(RunListener):
 
 
 def train_with_samestep(config: Path, overrides: Sequence[str], record: Path, killed_at: int | None) -> None:
-    """Train as `samestep launch` does.
-
-    Args:
-        config: The project's config.
-        overrides: Changes of it.
-        record: Where the run's losses and the hash of its final state go.
-        killed_at: The step at which the last rank kills itself, if it does.
-    """
+    """Train as `samestep launch` does."""
     LOGGER.setLevel(logging.ERROR)
     loaded = load_config(config, overrides)
     with create_run_context(loaded, detect_hardware()) as context, Run(loaded, context) as run:

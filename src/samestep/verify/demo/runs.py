@@ -99,12 +99,7 @@ def plan_demo(config: Path) -> Demo:
 
 
 def run_demo(demo: Demo, show: Callable[[], None]) -> None:
-    """Run all trainings.
-
-    Args:
-        demo: The trainings; what becomes of them is kept there.
-        show: Called several times a second, and after each.
-    """
+    """Run all trainings."""
     folder = demo.config.parent / "runs"
     for number, run in enumerate(demo.runs):
         follow, began = _Following(run, show), time.monotonic()
