@@ -22,10 +22,6 @@ def open_source(
     """Return the steps of a dataset.
 
     Args:
-        setup: The run's setup.
-        dataset: Map-style, iterable with lane streams, or drawn by a function.
-        order: In which order a map-style dataset is visited; shuffled unless given.
-        collate: Makes a batch of a list of samples; torch's default unless given.
         digest: Whether samples of iterable data get digests as their ids.
     """
     if isinstance(dataset, Generated):
@@ -41,13 +37,7 @@ def open_source(
 
 
 def first_epoch(source: Source, setup: RunSetup, stream: str) -> Iterator[LaneBatch]:
-    """This rank's batches of a run's first epoch, each with random numbers of its lane and place.
-
-    Args:
-        source: The steps' data.
-        setup: The run's setup.
-        stream: The name of the RNG stream that forward passes draw from.
-    """
+    """This rank's batches of a run's first epoch, each with random numbers of its lane and place."""
     copies = DeviceCopies(setup.context.device)
     # Streams that never end are read as far as the run goes.
     for data in source.steps(Position(), source.steps_per_epoch or setup.config.steps):

@@ -82,11 +82,6 @@ def split_plain(samples: int, k: int, seed: int) -> Folds:
 def split_by_label(labels: Sequence[Any], k: int, seed: int) -> Folds:
     """Return every label as often in each fold as in any other, or once more.
 
-    Args:
-        labels: For each sample a label, or a list of those that it has.
-        k: How many folds.
-        seed: Which samples are together.
-
     Raises:
         PlanError: if a label has fewer samples than there are folds.
     """

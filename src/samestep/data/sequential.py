@@ -38,12 +38,6 @@ class SequentialSource(MapSource):
     """
 
     def __init__(self, setup: RunSetup, dataset: Any, what: str, collate: Collate | None) -> None:
-        """Args:
-        setup: A setup whose batch plan and assignment deal out the work.
-        dataset: What to read; it needs a length and indices.
-        what: What the dataset is, for error messages.
-        collate: Makes a batch of a list of samples; torch's default unless given.
-        """
         if not is_map_style(dataset):
             raise TaskError(
                 f"{what} must have a length and be indexable, unlike {type(dataset).__name__}: "
@@ -61,11 +55,7 @@ class SequentialSource(MapSource):
         return self._assignment.my_units
 
     def rounds(self, enter_stream: Callable[[int], None]) -> Iterator[Iterator[LaneBatch]]:
-        """This rank's batches of each round, one per lane with samples.
-
-        Args:
-            enter_stream: Called with a batch's number before the batch is yielded.
-        """
+        """This rank's batches of each round, one per lane with samples."""
         copies = DeviceCopies(self._setup.context.device)
         for data in self.steps(Position(), self.plan.steps):
             yield self._round(data, enter_stream, copies)

@@ -26,9 +26,6 @@ class Clipping:
         norm: Callable[[Sequence[Parameter]], Tensor] | None = None,
     ) -> None:
         """Args:
-        rules: How gradients are clipped.
-        groups: The parameters of each group that follows these rules.
-        device: Where they are.
         own: Groups with a largest norm of their own; None for no limit.
         norm: Returns the norm of the gradients of parameters where this rank has not all of them.
         """

@@ -90,13 +90,7 @@ class FiniteGuard:
         self._in_a_row = state["skipped in a row"]
 
     def refuse_bad_weights(self, step: int, params: Sequence[Parameter], is_sharded: bool = False) -> None:
-        """Before a save: a finite loss can leave weights that are not.
-
-        Args:
-            step: The last one.
-            params: Those that this rank holds.
-            is_sharded: Whether other ranks hold others.
-        """
+        """Before a save: a finite loss can leave weights that are not."""
         is_finite = _all_finite([param.detach() for param in params])
         if not (all(self._context.gather(is_finite)) if is_sharded else is_finite):
             raise NonFiniteLoss(

@@ -17,12 +17,7 @@ _KIND = "_samestep_kind"
 
 
 def leave_to_run(scheduler: LRScheduler, every: str) -> None:
-    """Refuse calls of its `step` other than by `move`.
-
-    Args:
-        scheduler: What the run moves on.
-        every: With what, for the message.
-    """
+    """Refuse calls of its `step` other than by `move`."""
 
     def refuse() -> None:
         raise StepError(

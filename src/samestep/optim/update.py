@@ -76,13 +76,6 @@ class Update:
         after_update: Callable[[int], None] = lambda step: None,
     ) -> None:
         """Args:
-        optimizers: Every optimizer of the run.
-        schedules: Those that step with every update.
-        clipping: How gradients are clipped.
-        scaling: Whether a step counts, and the loss scale.
-        guard: Restores buffers after a skipped step, and reports it.
-        rates: The optimizers' learning rates on the device.
-        device: Where the weights are.
         stepping: Called with the optimizers that step, and entered around their steps.
         before_change: Called with the step before its weights are changed.
         after_update: Called with the step after every update that changed the weights.

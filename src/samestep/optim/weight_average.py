@@ -167,13 +167,6 @@ class Ema(WeightAverage):
         collectives: Collectives,
         settle: Callable[[], None] = lambda: None,
     ) -> None:
-        """Args:
-        model: Whose weights are averaged.
-        rule: How.
-        steps_per_epoch: For a decay per epoch.
-        collectives: How this rank talks to the others.
-        settle: Called before the weights are swapped: `run.sync_update`.
-        """
         super().__init__(model, settle, statistics=rule.buffers == "average")
         self._every, self._warmup = rule.every, rule.warmup
         self._stays = _per_step(rule, steps_per_epoch) ** rule.every

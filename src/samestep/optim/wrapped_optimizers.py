@@ -27,11 +27,7 @@ class WrappedOptimizer:
 
 
 def wrapped_optimizers(optimizers: Sequence[Optimizer]) -> dict[str, WrappedOptimizer]:
-    """Return the wrapped optimizers by name, but for those whose state is their wrapper's.
-
-    Args:
-        optimizers: Those of a run, which saves them itself.
-    """
+    """Return the wrapped optimizers by name, but for those whose state is their wrapper's."""
     return {
         f"optimizer {number}.{name}": WrappedOptimizer(inner)
         for number, outer in enumerate(optimizers)

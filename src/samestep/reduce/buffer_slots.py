@@ -110,12 +110,7 @@ def _declared(module: nn.Module) -> Mapping[str, Join]:
 
 
 def current(slot: BufferSlot, own: Tensor) -> Tensor:
-    """Return what a forward pass has left in a place: the tensor that was there, or another one like it.
-
-    Args:
-        slot: The place.
-        own: The tensor that was there when the run was prepared.
-    """
+    """Return what a forward pass has left in a place: the tensor that was there, or another one like it."""
     tensor = slot.tensor
     if tensor is own:
         return own

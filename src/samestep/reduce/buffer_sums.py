@@ -26,11 +26,6 @@ class _Kind:
     """The buffers of one kind of numbers, side by side in flat memory of one type."""
 
     def __init__(self, places: Sequence[int], pairs: Sequence[tuple[BufferSlot, Tensor]], wide: torch.dtype) -> None:
-        """Args:
-        places: Which of all buffers are of this kind.
-        pairs: All buffers.
-        wide: The type of the flat memory.
-        """
         # Complex ones first: their views need even offsets.
         self._places = sorted(places, key=lambda place: not pairs[place][1].is_complex())
         self.slots = [pairs[place][0] for place in self._places]

@@ -41,9 +41,6 @@ class LaneBuffers:
     ) -> None:
         """Args:
         modules: Whose buffers are joined; none for a run that leaves them to something else.
-        assignment: The lanes of every rank.
-        collectives: How this rank talks to the others.
-        warn: Called once about large buffers that change and of which no module declares how.
         alike: Buffers that all ranks change alike: there is nothing to join.
         """
         slots = find_slots(modules)

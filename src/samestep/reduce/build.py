@@ -54,13 +54,7 @@ def build_reduction(
     """Return what adds up the lanes of these modules, whose weights are the same on every rank.
 
     Args:
-        config: The level of sameness, and DistributedDataParallel's options.
-        collectives: How this rank talks to the others.
-        device: Where the modules are.
-        modules: The model, then what else trains or holds buffers.
-        params: What the optimizers train, by name.
         assignment: The units of every rank.
-        scaling: The last factor of the gradients.
         warn: Called about buffers of which no module declares how lanes are joined.
         alike: Buffers that all ranks change alike.
     """

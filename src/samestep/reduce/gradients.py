@@ -52,9 +52,6 @@ class GradientSum(ABC):
     """Whether `share` comes before the last `backward`, so that it travels behind it, or after `exchange`."""
 
     def __init__(self, scaling: Scaling) -> None:
-        """Args:
-        scaling: The last factor of the sum.
-        """
         self.scaling = scaling
         self.usage_varies = False
         """Whether a parameter may have a gradient in one step or lane and none in another."""

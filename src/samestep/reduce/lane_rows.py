@@ -26,11 +26,6 @@ class LaneRows:
     """Gathers what lanes have computed for their samples. Every rank makes the same calls."""
 
     def __init__(self, assignment: Sequence[range], collectives: Collectives, device: torch.device) -> None:
-        """Args:
-        assignment: The lanes of every rank.
-        collectives: How this rank talks to the others.
-        device: Where rows are wanted.
-        """
         self._assignment, self._collectives, self._device = assignment, collectives, device
         self._kinds: dict[str, RowKind] = {}
         self._containers: dict[str, Any] = {}
@@ -39,11 +34,7 @@ class LaneRows:
         """By name, what was last handed to a collective: else its thread might be the one to free it."""
 
     def share_samples(self, mine: Mapping[int, int]) -> list[int]:
-        """Return how many samples each lane of all ranks has in a step.
-
-        Args:
-            mine: Of this rank's lanes that have samples, by lane.
-        """
+        """Return how many samples each lane of all ranks has in a step."""
         most = max(map(len, self._assignment))
         held = self._assignment[self._collectives.rank]
         own = torch.zeros(most, dtype=torch.int64)

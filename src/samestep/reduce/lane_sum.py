@@ -22,13 +22,6 @@ def sum_lanes(
 ) -> Tensor:
     """Return the sum in the tree's order, added up in float64 (integers exactly), in the type of the values.
 
-    Args:
-        values: Of this rank's lanes that have samples, by lane.
-        assignment: The lanes of every rank.
-        collectives: How this rank talks to the others.
-        device: Where the sum is wanted.
-        caller: For messages.
-
     Raises:
         StepError: The values are not all alike.
     """

@@ -126,12 +126,7 @@ class OwnedBucket(Bucket):
             self._copies = [(self._total, arriving[0])]
 
     def _pass_on(self, summed: Tensor, passed: Tensor) -> None:
-        """Lay out how owners get what ranks have added up.
-
-        Args:
-            summed: What this rank has added up.
-            passed: Where its own parameters arrive, on the wire's device.
-        """
+        """Lay out how owners get what ranks have added up."""
         if passed.device == self._total.device:
             passed = self._total
         here, mine = self.added[self.rank], self.parts[self.rank]

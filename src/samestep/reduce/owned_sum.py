@@ -35,9 +35,6 @@ def bucket_bytes(params: Sequence[Tensor]) -> int:
     """Return the bytes after which a bucket ends.
 
     Two buckets are sent and two received at once: of a small model these would be most of it.
-
-    Args:
-        params: All parameters.
     """
     return max(FIRST_BUCKET_BYTES, min(BUCKET_BYTES, sum(p.nbytes for p in params) // _PARTS))
 
@@ -114,11 +111,7 @@ class OwnedSum(TreeSum):
             self._spread("gradients", lambda param: param.grad)
 
     def spread_weights(self, changed: Container[int]) -> None:
-        """Send the weights that owners have changed to all ranks.
-
-        Args:
-            changed: The `id` of each of them.
-        """
+        """Send the weights that owners have changed to all ranks."""
         self._spread("weights", lambda param: param.detach() if id(param) in changed else None)
 
     @torch.no_grad()

@@ -40,11 +40,6 @@ class Owners:
     """The owner of each parameter; the same on every rank."""
 
     def __init__(self, params: Sequence[Tensor], rank: int, world: int) -> None:
-        """Args:
-        params: All parameters that are owned, in the same order on every rank.
-        rank: This rank.
-        world: The world size.
-        """
         self.rank, self.world = rank, world
         self.params = list(params)
         self.load = [0] * world

@@ -171,12 +171,7 @@ class RoundBucket(OwnedBucket):
             self.check_used(used, f"in lane {lane}")
 
     def exchange(self, lanes: range, is_last: bool) -> None:
-        """Start to send this rank's gradients of a round to their owners, and to receive what it owns.
-
-        Args:
-            lanes: Those of the round that have samples.
-            is_last: Whether the step has no further round.
-        """
+        """Start to send this rank's gradients of a round to their owners, and to receive what it owns."""
         self._memory.lend(self)
         is_busy, messages = self.rank < len(lanes), []
         if self.own:
@@ -206,10 +201,6 @@ class _PartialSums:
     """The sum of the lanes that have come so far, in the tree's order, in few pieces of memory."""
 
     def __init__(self, total: Tensor, device: torch.device) -> None:
-        """Args:
-        total: Where the whole sum goes.
-        device: Where lanes arrive, and are added up.
-        """
         self._total, self._device = total, device
         self._tree: LaneTree[Tensor] = LaneTree(self._added)
         self._held: list[Tensor] = []

@@ -56,9 +56,6 @@ class RowExchange:
     """Brings rows to the ranks that hold them, and blocks to all. Every rank makes the same calls."""
 
     def __init__(self, collectives: Collectives) -> None:
-        """Args:
-        collectives: How this rank talks to the others.
-        """
         self.collectives = collectives
         self._is_alone = not isinstance(collectives, TorchCollectives)
         self._wire = (
@@ -105,9 +102,7 @@ class RowExchange:
         """Yield each block of all ranks' rows, in order, on every rank: the next one travels meanwhile.
 
         Args:
-            plan: Which rank holds which rows.
             mine: What `settle` returned.
-            device: Where blocks are wanted.
         """
         ahead = self._start(plan, 0, mine)
         for number in range(plan.blocks):

@@ -46,12 +46,6 @@ class ShardedWeights:
     def __init__(
         self, units: Sequence[Unit], owners: Owners, collectives: TorchCollectives, device: torch.device
     ) -> None:
-        """Args:
-        units: Blocks, then what is in none of them.
-        owners: Who owns which parameter.
-        collectives: How this rank talks to the others.
-        device: Where the weights of this rank go.
-        """
         self.units, self.owners = units, owners
         self._collectives = collectives
         # nccl has no tags, and one queue per group. Commands are read by the host.

@@ -24,11 +24,6 @@ class Sharding:
     """Clipping and optimizer steps of a run with `distributed.shard`."""
 
     def __init__(self, sums: OwnedSum, collectives: TorchCollectives, weights: ShardedWeights | None = None) -> None:
-        """Args:
-        sums: Leaves each parameter's summed gradient with its owner.
-        collectives: How this rank talks to the others.
-        weights: The weights, where also they are sharded.
-        """
         self.owners, self.sums, self.weights = sums.owners, sums, weights
         self._collectives = collectives
 
@@ -103,11 +98,7 @@ class Sharding:
         return param.grad is not None if self.sums.shares else self.sums.is_used(param)
 
     def norm(self, params: Sequence[Parameter]) -> Tensor:
-        """Return the norm of all gradients, to the bit what a rank that has them all would compute.
-
-        Args:
-            params: Of which; every rank names the same.
-        """
+        """Return the norm of all gradients, to the bit what a rank that has them all would compute."""
         if self.sums.shares:
             return get_total_norm([param.grad for param in params if param.grad is not None])
         used = [param for param in params if self.sums.is_used(param)]

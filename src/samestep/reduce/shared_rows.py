@@ -16,10 +16,6 @@ class LaneBlocks:
     """As many blocks as there are lanes, added up in the order of the lanes' tree."""
 
     def __init__(self, assignment: Sequence[range], collectives: Collectives) -> None:
-        """Args:
-        assignment: The lanes of every rank.
-        collectives: How this rank talks to the others.
-        """
         self.blocks = sum(map(len, assignment))
         self.mine = assignment[collectives.rank]
         self._held = [aligned_blocks(lanes) for lanes in assignment]

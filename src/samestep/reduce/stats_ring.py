@@ -39,11 +39,6 @@ class StepStatsRing:
     """Rows of numbers that the replays of a graph write one after the other."""
 
     def __init__(self, rows: int, most: int, device: torch.device) -> None:
-        """Args:
-        rows: How many replays' numbers are kept.
-        most: How many numbers a row has at most.
-        device: Where they are.
-        """
         # Outside of the capture: what is allocated inside may lie where earlier kernels of the same
         # graph write at each replay, and only one row is written anew.
         self._memory = torch.zeros(rows, most, dtype=torch.float64, device=device)

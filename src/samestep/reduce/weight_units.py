@@ -69,10 +69,6 @@ def blocks_of(model: nn.Module, patterns: Sequence[str]) -> dict[str, nn.Module]
 def refuse_checkpoints_around(units: Sequence[Unit], patterns: Sequence[str]) -> None:
     """Refuse activation checkpointing of a module that contains blocks, which would run again all at once.
 
-    Args:
-        units: What is gathered together.
-        patterns: `memory.checkpoint`.
-
     Raises:
         TaskError: There is such a module.
     """
