@@ -8,7 +8,7 @@ import html
 import numpy as np
 from torch import Tensor
 
-from samestep.report.png import png
+from samestep.models.embeddings.report import png
 
 _ONE, _POSITIVE, _NEGATIVE = (31, 95, 153), (179, 38, 30), (31, 95, 153)
 _CELL, _WIDEST = 14, 420

@@ -13,9 +13,9 @@ import numpy as np
 from pictures import SIZE, draw
 from trainings import Training
 
+from samestep.models.embeddings.report import png
 from samestep.report.chart import COLORS, Line, Panel, chart
 from samestep.report.page import write_page
-from samestep.report.png import png
 from samestep.report.table import html_table
 
 GOAL = 0.9

@@ -8,8 +8,7 @@ from dataclasses import dataclass, field, replace
 from samestep.config import Config
 from samestep.distributed.context import RunContext
 from samestep.errors import StepError
-from samestep.lanes.assignment import LaneAssignment
-from samestep.lanes.plan import BatchPlan, deal_lanes, deal_rounds
+from samestep.lanes.plan import BatchPlan, LaneAssignment, deal_lanes, deal_rounds
 from samestep.lanes.random_streams import RngStreams
 from samestep.optim.kernels import choose_kernels
 from samestep.optim.precision import Precision, choose_precision

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from samestep.models.embeddings.report import png
 from samestep.report.chart import Line, Panel, chart
 from samestep.report.page import write_page
-from samestep.report.png import png
 from samestep.report.scatter import RIGHT, WRONG, Map, Points, color_of, scatter
 from tests.browser.browser import answer_of, browser
 

@@ -11,7 +11,6 @@ from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
 import samestep
-from samestep.losses import row_blocks
 
 SAMPLES, FEATURES, CLASSES, SIZE = 90, 6, 4, 5
 
@@ -120,12 +119,12 @@ class Shared(Views):
     def batch_loss(self, embeddings: Any, batch: Any) -> Any:
         left, right = embeddings.unbind(1)
         scale, bias = self.scales
-        with mock.patch.object(row_blocks, "SHARED_FROM", 60):  # all but the tails
+        with mock.patch.object(contrastive, "SHARED_FROM", 60):  # all but the tails
             found = [
                 samestep.losses.supcon(embeddings, batch.y, 0.2, rows_at_once=7),
                 samestep.losses.nt_xent(embeddings),
             ]
-        with mock.patch.object(row_blocks, "SHARED_FROM", 5):  # in a tail some lanes have no row
+        with mock.patch.object(contrastive, "SHARED_FROM", 5):  # in a tail some lanes have no row
             found += [samestep.losses.clip(left, right, scale), samestep.losses.siglip(left, right, scale, bias)]
         return torch.stack(found).sum()
 

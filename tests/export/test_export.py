@@ -27,8 +27,7 @@ from samestep.config import load_config
 from samestep.distributed.context import create_run_context
 from samestep.distributed.hardware import detect_hardware
 from samestep.errors import CheckpointError, ExportDiffers, ExportError, MissingExtraError, TaskError
-from samestep.models.export.export_run import config_hash, export_run
-from samestep.models.export.formats import FORMATS
+from samestep.models.export.export_run import FORMATS, config_hash, export_run
 from samestep.models.trained_model import load_trained
 from samestep.train.train_once import train_once
 from tests.export.tasks import CLASSES, FEATURES

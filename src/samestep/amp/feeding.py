@@ -20,8 +20,7 @@ from samestep.amp.config import AMPConfig
 from samestep.data.batch import LaneBatch, StepData
 from samestep.distributed.context import RunContext
 from samestep.errors import TaskError
-from samestep.lanes.assignment import LaneAssignment
-from samestep.lanes.plan import BatchPlan
+from samestep.lanes.plan import BatchPlan, LaneAssignment
 from samestep.lanes.random_streams import RngStreams
 from samestep.optim.precision import Precision
 from samestep.pytree import tensors

@@ -11,7 +11,7 @@ import torch
 from torch.utils.data import DataLoader
 
 from samestep.bench.document import Document, machine_facts
-from samestep.bench.loader_choice import Reading, recommended, settings
+from samestep.bench.loader_report import Reading, recommended, settings
 from samestep.bench.short_runs import Trials, backend_of, training_facts, trials
 from samestep.bench.statistics import Spread, spread_of
 from samestep.config import Config

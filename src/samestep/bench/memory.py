@@ -17,8 +17,7 @@ from torch import Tensor
 
 from samestep.bench.document import Document, machine_facts
 from samestep.bench.leak import LEAST_GROWTH, LEAST_RESIDENT_GROWTH, Growth, growth_of
-from samestep.bench.memory_levels import Levels, StepLevels
-from samestep.bench.memory_meter import Meter, metered
+from samestep.bench.memory_meter import Levels, Meter, StepLevels, metered
 from samestep.bench.memory_model import StepMemory, bytes_of, predict
 from samestep.bench.short_runs import Trials, backend_of, training_facts, trials
 from samestep.bench.statistics import spread_of

@@ -20,7 +20,7 @@ from samestep.data.batch import LaneBatch
 from samestep.distributed.collectives import SoloCollectives, TorchCollectives
 from samestep.distributed.health.activity import Activity
 from samestep.errors import TaskError
-from samestep.lanes.assignment import LaneAssignment
+from samestep.lanes.plan import LaneAssignment
 from samestep.lanes.tree import LaneTree
 from samestep.pytree import tensors
 from samestep.reduce.owned_sum import OwnedSum, bucket_bytes

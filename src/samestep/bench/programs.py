@@ -9,8 +9,7 @@ from typing import Any
 
 from samestep.bench.document import Document
 from samestep.bench.scaling_figures import with_efficiency
-from samestep.bench.scaling_plan import SAMESTEP, STRONG, WEAK
-from samestep.bench.scaling_request import ScalingRequest
+from samestep.bench.scaling_plan import SAMESTEP, STRONG, WEAK, ScalingRequest
 from samestep.bench.worlds import BenchCommand, measure_worlds
 from samestep.config import Config, load_config
 from samestep.environment.hardware import owned_cpus

@@ -20,10 +20,9 @@ import torch.utils.deterministic
 from samestep.bench.baselines import LoopContext, Unsupported, open_ddp, open_samestep, refuse_small_data
 from samestep.bench.document import Document, machine_facts
 from samestep.bench.library_loops import open_accelerate, open_lightning
-from samestep.bench.scaling_figures import ratio_of
+from samestep.bench.scaling_figures import Cores, RankStep, phases_of, ratio_of, share_cores, slow_ranks
 from samestep.bench.scaling_plan import ACCELERATE, DDP, KIND, LIGHTNING, SAMESTEP, Batches, Part
 from samestep.bench.statistics import spread_of
-from samestep.bench.step_phases import Cores, RankStep, phases_of, share_cores, slow_ranks
 from samestep.bench.turns import Advance
 from samestep.config import Config
 from samestep.distributed.context import RunContext, create_run_context

@@ -1,4 +1,4 @@
-"""Workloads and sizes of `samestep bench scaling`, and how a batch grows with the ranks. No torch here."""
+"""Settings of `samestep bench scaling`: workloads, sizes, and how a batch grows with the ranks. No torch here."""
 
 from __future__ import annotations
 
@@ -67,3 +67,86 @@ def batches_of_config(config: Config, lanes: int | None) -> Batches:
     own = config.batch_plan(1)
     plan = own if lanes is None else BatchPlan(own.global_batch, lanes)
     return Batches(plan, plan)
+
+
+_ROUNDS, _QUICK_ROUNDS = 9, 3
+_SECONDS, _QUICK_SECONDS = 0.4, 0.1
+_STEPS, _QUICK_STEPS = 24, 12
+
+
+@dataclass(frozen=True)
+class ScalingRequest:
+    """A measurement of scaling."""
+
+    mode: str = "both"
+    """`weak`, `strong` or `both`."""
+    workload: str | None = "mlp"
+    """A built-in task; None for the config's."""
+    size: str = "small"
+    """Of the built-in task."""
+    lanes: int | None = None
+    """Of a rank in weak scaling, of all ranks in strong scaling; None to choose."""
+    variants: tuple[str, ...] = ()
+    """Besides samestep; empty for all."""
+    rounds: int | None = None
+    quick: bool = False
+    most_ranks: int = 1
+    """Of all worlds that are measured: how many lanes there must be in strong scaling."""
+
+    def check(self, config: Config) -> None:
+        """Refuse what cannot be measured."""
+        for option, value, known in (
+            ("mode", self.mode, MODES),
+            ("size", self.size, SIZES),
+            ("workload", self.workload or WORKLOADS[0], WORKLOADS),
+        ):
+            if value not in known:
+                raise PlanError(f"{option} is {value!r}: there are {', '.join(known)}")
+        unknown = [name for name in self.variants if name not in VARIANTS]
+        if unknown:
+            raise PlanError(f"--variants has {', '.join(unknown)}: there are {', '.join(VARIANTS)}")
+        if self.workload is None and config.task is None:
+            raise PlanError("the config names no task: set task: FILE.py:Class, or give --workload")
+        # A lane's samples of a built-in task are not known without torch, and matter for nothing here.
+        if STRONG in MODES[self.mode]:
+            self.batches(config, 1).part(STRONG, self.most_ranks)
+
+    def batches(self, config: Config, lane_batch: int) -> Batches:
+        """Return what the ranks train on."""
+        if self.workload is None:
+            return batches_of_config(config, self.lanes)
+        return batches_of_workload(lane_batch, self.lanes, self.most_ranks)
+
+    @property
+    def running(self) -> tuple[str, ...]:
+        """The loops that are measured; samestep's is first."""
+        chosen = self.variants or ((DDP,) if self.quick else VARIANTS)
+        return (SAMESTEP, *(name for name in VARIANTS if name in chosen and name != SAMESTEP))
+
+    @property
+    def turns(self) -> int:
+        """Return the number of turns of each loop."""
+        return self.rounds or (_QUICK_ROUNDS if self.quick else _ROUNDS)
+
+    @property
+    def turn_seconds(self) -> float:
+        """Return what a turn's steps take together, about."""
+        return _QUICK_SECONDS if self.quick else _SECONDS
+
+    @property
+    def instrumented(self) -> int:
+        """Steps whose phases are timed."""
+        return _QUICK_STEPS if self.quick else _STEPS
+
+    def options(self) -> tuple[str, ...]:
+        """As the command line of a rank has it."""
+        found = ["--mode", self.mode, "--size", self.size, "--rounds", str(self.turns)]
+        found += ["--variants", ",".join(self.running), "--most-ranks", str(self.most_ranks)]
+        found += [] if self.workload is None else ["--workload", self.workload]
+        found += [] if self.lanes is None else ["--lanes", str(self.lanes)]
+        return (*found, *(["--quick"] if self.quick else []))
+
+
+def parse_variants(text: str) -> tuple[str, ...]:
+    """Names such as `samestep,ddp`, from the command line."""
+    return tuple(dict.fromkeys(name.strip() for name in text.split(",") if name.strip()))

@@ -6,8 +6,7 @@ from dataclasses import replace
 
 from samestep.bench.document import Document
 from samestep.bench.scaling import Trial, measure_scaling
-from samestep.bench.scaling_plan import MODES
-from samestep.bench.scaling_request import ScalingRequest
+from samestep.bench.scaling_plan import MODES, ScalingRequest
 from samestep.bench.workloads import WorkloadTask, workload_of
 from samestep.config import Config
 from samestep.distributed.context import RunContext

@@ -7,8 +7,7 @@ from typing import Any
 
 from samestep.bench.document import Document
 from samestep.bench.presentation import Presentation, Table
-from samestep.bench.scaling_figures import verdicts
-from samestep.bench.step_phases import PHASES
+from samestep.bench.scaling_figures import PHASES, verdicts
 from samestep.report.chart import COLORS, Line, Panel
 from samestep.report.format import format_bytes, format_seconds
 

@@ -21,9 +21,6 @@ def model_state(run: Path, folder: Path, weights: str, training: Mapping[str, An
     """Return the state of the model with the chosen weights.
 
     Args:
-        run: the run's directory.
-        folder: the checkpoint's.
-        weights: one of `WEIGHTS`.
         training: what `read_training` returned for the checkpoint.
 
     Raises:

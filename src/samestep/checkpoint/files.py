@@ -84,8 +84,6 @@ def write_whole(path: Path, text: str, private: bool = False) -> None:
 
     Args:
         path: The file; an existing one is replaced, and a link in its place is not followed.
-        text: Its content.
-        private: Whether only its owner may read it.
     """
     files, partial = Files(), partial_of(path)
     how = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC

@@ -43,11 +43,6 @@ def write_checkpoint(
     """Write a checkpoint under a temporary name, and rename it once it is on the disk.
 
     Args:
-        files: the file operations.
-        folder: the checkpoint's directory, named by `folder_name`.
-        model: the model's tensors, in host memory.
-        training: everything else that the run needs to resume.
-        manifest: what the checkpoint is; checksums are added.
         part: that of rank 0, if others write, too; then `folder` exists already, under its temporary name.
         patience: how long to wait for the others.
     """
@@ -143,8 +138,6 @@ def write_safetensors(
     """Write tensors in the safetensors format, one by one: its library would copy all of them first.
 
     Args:
-        file: the file to write to.
-        tensors: by name, in host memory.
         metadata: texts to keep in the file's header.
 
     Raises:

@@ -44,7 +44,6 @@ def list_checkpoints(folder: Path, *, checksums: bool) -> list[FoundCheckpoint]:
     """Return every checkpoint in a folder, by step; `wrong` is the reason why one cannot be used.
 
     Args:
-        folder: usually `<run>/checkpoints`.
         checksums: whether to read every byte again; otherwise only the sizes are compared.
     """
     found = []
@@ -60,12 +59,7 @@ def list_checkpoints(folder: Path, *, checksums: bool) -> list[FoundCheckpoint]:
 
 
 def rank_by_metric(found: Sequence[FoundCheckpoint], rule: Mapping[str, Any]) -> list[FoundCheckpoint]:
-    """Those whose own weights were evaluated, the best first.
-
-    Args:
-        found: the checkpoints.
-        rule: the `best:` section of the config, with `metric` and `mode`.
-    """
+    """Those whose own weights were evaluated, the best first."""
     sign = -1 if rule.get("mode") == "max" else 1
     values = [
         (sign * value, item.step, item)
@@ -79,7 +73,6 @@ def newest_valid(folder: Path, warn: Callable[[str], None]) -> FoundCheckpoint |
     """Return the newest checkpoint whose every byte is as it was written; None if there is none at all.
 
     Args:
-        folder: usually `<run>/checkpoints`.
         warn: called with a line about each newer checkpoint that cannot be used.
 
     Raises:
@@ -107,7 +100,6 @@ def select_checkpoint(run: Path, which: str) -> FoundCheckpoint:
     """Return the checkpoint that `which` names.
 
     Args:
-        run: the run's directory.
         which: `best` (the last one if nothing was evaluated), `last` or the number of a step.
 
     Raises:

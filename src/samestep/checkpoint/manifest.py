@@ -159,10 +159,6 @@ def folder_name(step: int) -> str:
 def verify_checkpoint(folder: Path, *, checksums: bool = True) -> Manifest:
     """Check that a checkpoint is complete and unchanged.
 
-    Args:
-        folder: the checkpoint's directory.
-        checksums: whether to read every byte; otherwise only the sizes are compared.
-
     Returns:
         Its manifest.
 

@@ -25,11 +25,6 @@ def claim(folder: Path, *inside: str, purpose: Purpose = "run") -> Path:
 
     Whoever writes into a run's directory before the run has opened it, as a launcher does, calls this.
 
-    Args:
-        folder: the directory, created if missing.
-        *inside: a folder in it that is created as well.
-        purpose: what it is for; a directory for something else is not ours.
-
     Returns:
         The directory, or the folder in it.
 
@@ -72,10 +67,6 @@ def _is_marked(folder: Path, purpose: Purpose) -> bool:
 def clear(folder: Path, purpose: Purpose) -> None:
     """Remove everything in a directory of ours but its marker, so that a half-removed one stays ours.
 
-    Args:
-        folder: the directory; it need not exist.
-        purpose: what it must be for.
-
     Raises:
         RunDirError: if it is not ours, or cannot be removed.
     """
@@ -97,8 +88,6 @@ def claim_empty(folder: Path, purpose: Purpose, overwrite: bool) -> None:
     """Make a directory ours that nothing is in: a new one, or one of ours whose files are removed first.
 
     Args:
-        folder: the directory, created if missing.
-        purpose: what it is for; one for something else is not ours.
         overwrite: whether the files of an earlier one may be removed.
 
     Raises:

@@ -167,13 +167,6 @@ def write_receipt(
 def await_parts(files: Files, partial: Path, part: Part, tensors: list[str], patience: Patience) -> Sums:
     """Wait for the parts of all other ranks; write the index of the model's tensors if they are in parts.
 
-    Args:
-        files: The file operations.
-        partial: The directory that all ranks write to.
-        part: That of rank 0.
-        tensors: The names of the model's tensors in it.
-        patience: How long to wait.
-
     Returns:
         The checksums of the others' files, and of the index.
 

@@ -41,11 +41,8 @@ def find_resume_point(
     """Return the checkpoint to resume from; None for a run that starts from the beginning.
 
     Args:
-        config: its `resume.checkpoint` is auto, best, never or a path.
-        folder: the run's directory.
         began_here: whether this very launch started the run in the folder and is now restarted:
             then it resumes, even with `never` and `best`.
-        warn: called with a line about each checkpoint that cannot be used.
         branched_from: the `resume.checkpoint` that the run in the folder was started with.
 
     Raises:
@@ -120,11 +117,6 @@ def _newest_point(folder: Path, warn: Callable[[str], None]) -> ResumePoint | No
 
 def refuse_another_run(config: Config, plan: Mapping[str, Any], point: ResumePoint) -> None:
     """Refuse to resume with a config that describes another run.
-
-    Args:
-        config: the config of this start.
-        plan: the numbers that follow from it: batch, lanes, samples.
-        point: where the run would resume from.
 
     Raises:
         CheckpointError: with each difference, and how to resume nevertheless.

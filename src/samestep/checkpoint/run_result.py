@@ -52,12 +52,7 @@ class RunResult:
 
 
 def write_result(run: Path, result: RunResult) -> None:
-    """Write a run's `result.json`: whole, or not at all.
-
-    Args:
-        run: The run's directory.
-        result: What it has come to.
-    """
+    """Write a run's `result.json`: whole, or not at all."""
     write_whole(run / RESULT, json.dumps(result.as_json(), indent=1))
 
 
@@ -69,9 +64,6 @@ _KINDS: dict[str, tuple[type, ...]] = {
 
 def read_result(run: Path) -> RunResult | None:
     """Return what a run has come to; None if its directory does not say it.
-
-    Args:
-        run: The run's directory.
 
     Raises:
         CheckpointError: if the file is not what a run writes.

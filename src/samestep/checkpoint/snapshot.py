@@ -28,9 +28,6 @@ class Snapshot:
     def take(self, state: Mapping[str, Any]) -> dict[str, Any]:
         """Copy a state, with every tensor in it on the host; waits only for these copies.
 
-        Args:
-            state: nested dicts, lists and tuples of tensors and plain values.
-
         Returns:
             The copy. Its tensors are the buffers: they change with the next `take`.
 

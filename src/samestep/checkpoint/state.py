@@ -31,9 +31,6 @@ class RunState:
     """The objects whose state a run saves.
 
     Args:
-        modules: the model first, then the other modules.
-        optimizers: in the order in which they were prepared.
-        schedules: likewise.
         kept: further objects by name, which the user or the config added.
     """
 
@@ -73,8 +70,6 @@ class RunState:
         """Load a checkpoint's state into these objects.
 
         Args:
-            tensors: what `read_model` returns.
-            training: what `read_training` returns.
             owns: Returns whether this rank holds the optimizer state of a parameter.
 
         Raises:
@@ -124,12 +119,7 @@ def settings_of(optimizers: Sequence[Optimizer]) -> Settings:
 
 
 def changed_settings(optimizers: Sequence[Optimizer], made: Settings) -> list[str]:
-    """Return where optimizers that have loaded a checkpoint are other than they were made.
-
-    Args:
-        optimizers: The run's.
-        made: Their settings before.
-    """
+    """Return where optimizers that have loaded a checkpoint are other than they were made."""
     found = []
     for optimizer, before in zip(optimizers, made, strict=True):
         for number, (group, chosen) in enumerate(zip(optimizer.param_groups, before, strict=True)):
@@ -234,12 +224,7 @@ def _keep_types(optimizer: Optimizer, saved: Mapping[str, Any]) -> None:
 
 
 def complete_model_state(tensors: Mapping[str, Tensor], training: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the model's state_dict out of a checkpoint: shared tensors under each of their names.
-
-    Args:
-        tensors: what `read_model` returns.
-        training: what `read_training` returns.
-    """
+    """Return the model's state_dict out of a checkpoint: shared tensors under each of their names."""
     require(training, "shared", "model")
     unknown = [name for name, first in training["shared"].items() if first not in tensors]
     if unknown:

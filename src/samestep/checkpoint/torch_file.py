@@ -26,10 +26,6 @@ def write_torch_file(
     """Write a checkpoint as {"model_state_dict", "optimizer_state_dict", "epoch"}.
 
     Args:
-        run: the run's directory.
-        which: `best`, `last` or the number of a step.
-        to: the file to write.
-        force: whether a file that is already there is replaced, as a whole.
         weights: raw, ema, swa or average.
         extra: further keys of the file, such as the config of the program that reads it.
 

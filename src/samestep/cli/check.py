@@ -106,8 +106,8 @@ def _check_machine(config: Path | None, overrides: list[str], as_json: bool) -> 
                 return 0
             threads = loaded.distributed.threads_per_rank
             scope.enter_context(exporting({} if threads == "auto" else thread_variables(threads)))
+        from samestep.check.machine.findings import print_report
         from samestep.check.machine.run_checks import run_checks
-        from samestep.check.machine.show import print_report
 
         found = run_checks(loaded, None, show=lambda found: print_report(found, as_json))
     if found.alone and found.rank:

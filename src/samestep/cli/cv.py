@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from samestep.cli.app import TRAINING, AsJson, ConfigFile, Overrides, app, guarded, print_rows, usable
-from samestep.distributed.deferred_signals import DeferredSignals
+from samestep.distributed.signals import DeferredSignals
 
 
 class Stratify(str, Enum):

@@ -24,7 +24,7 @@ from samestep.cli.app import (
     typed_options,
 )
 from samestep.cli.script_args import MODULE_OPTION
-from samestep.distributed.deferred_signals import DeferredSignals
+from samestep.distributed.signals import DeferredSignals
 from samestep.environment.variables import exporting, process_environment
 from samestep.errors import LaunchError
 

@@ -141,8 +141,8 @@ def plot(
 
 
 def _plot_runs(runs: Sequence[Path], given: Mapping[str, Any]) -> None:
-    from samestep.report.curves.choice import choose
     from samestep.report.curves.history import read_histories
+    from samestep.report.curves.panels import choose
     from samestep.report.curves.summary import as_json as document
     from samestep.report.curves.summary import table
 
@@ -176,9 +176,8 @@ def _refuse_files(picture: Path | None, report: Path | None, force: bool) -> Non
 
 
 def _draw(histories: Sequence[History], metrics: Sequence[str], given: Mapping[str, Any]) -> None:
-    from samestep.report.curves.choice import MOST_PANELS
     from samestep.report.curves.page import write_html
-    from samestep.report.curves.panels import panels_of
+    from samestep.report.curves.panels import MOST_PANELS, panels_of
     from samestep.report.picture import write_panels
 
     picture, report, force = given["picture"], given["report"], given["force"]

@@ -13,7 +13,7 @@ import typer
 
 from samestep.cli.app import TRAINING, AsJson, ConfigFile, Overrides, Via, app, guarded, print_rows, usable_name
 from samestep.cli.cv import SeedOption, Stratify, StratifyOption
-from samestep.distributed.deferred_signals import DeferredSignals
+from samestep.distributed.signals import DeferredSignals
 from samestep.errors import RunDirError
 
 if TYPE_CHECKING:
@@ -159,7 +159,7 @@ def best(
         loaded = reload_sweep(find_sweep(name), trust)
         several = bool(loaded.sweep.further_objectives) and faster is None and number is None
         if several and not as_config:
-            from samestep.sweep.pareto import front
+            from samestep.sweep.storage import front
 
             found = front(loaded.sweep, trials_of(loaded))
             _show(loaded, found, as_json)
@@ -238,7 +238,7 @@ def latency(
     with guarded():
         from samestep.cli.ranks import as_rank
         from samestep.run.run_dir import config_of
-        from samestep.sweep.latency import write_latencies
+        from samestep.sweep.selection import write_latencies
 
         config = config_of(runs[0], ["distributed.world_size=auto"])  # it may have been trained on more
         with as_rank(config, context, None, needs_lanes=False) as place:
@@ -274,8 +274,7 @@ def _show(loaded: LoadedSweep, trials: list[TrialRecord], as_json: bool, more: M
 
 def _best_numbers(loaded: LoadedSweep, trials: list[TrialRecord]) -> set[int]:
     """Return the best trial; with several objectives those that no other is better than in all."""
-    from samestep.sweep.pareto import front
-    from samestep.sweep.storage import best_of
+    from samestep.sweep.storage import best_of, front
 
     if loaded.sweep.further_objectives:
         return {trial.number for trial in front(loaded.sweep, trials)}

@@ -58,7 +58,7 @@ class SweepTable:
 
     def table(self, over: Mapping[int, TrialRecord], live: Mapping[int, LiveTrial], count: int, now: float) -> Group:
         """Return what is drawn: as many of the last trials as fit, and all that run."""
-        from samestep.sweep.pareto import best_words
+        from samestep.sweep.storage import best_words
 
         sweep = self._sweep
         folds = ["folds"] if sweep.folds is not None else []

@@ -26,7 +26,7 @@ from samestep.cli.app import (
     guarded,
 )
 from samestep.cli.ranks import as_rank, command_of_rank, run_script_as_rank
-from samestep.distributed.deferred_signals import DeferredSignals
+from samestep.distributed.signals import DeferredSignals
 from samestep.environment.hardware import owned_cpus
 from samestep.environment.variables import process_environment
 from samestep.errors import LaunchError, Stopped

@@ -141,7 +141,7 @@ def _refuse_files(report: Path | None, picture: Path | None) -> None:
 
 
 def _draw_card(result: Verification, config: Config, picture: Path | None) -> None:
-    from samestep.verify.card import write_card
+    from samestep.verify.report import write_card
 
     if picture is None:
         return

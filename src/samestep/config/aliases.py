@@ -66,10 +66,6 @@ def apply_aliases(
 ) -> tuple[dict[str, Any], dict[str, str], list[Mistake]]:
     """Rename aliases to our keys; a key that is set by two names is a mistake.
 
-    Args:
-        values: flat values, by dotted key.
-        origins: where each value comes from.
-
     Returns:
         The values and origins under our names, and the mistakes.
     """

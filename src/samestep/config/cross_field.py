@@ -16,7 +16,6 @@ def contradictions(config: Config, wrong: Set[str] = frozenset()) -> list[Mistak
     """Return the mistakes between the fields of a config.
 
     Args:
-        config: a config whose fields are valid one by one.
         wrong: keys whose value in it is a default, since the user's value was invalid; checks that
             look at them are skipped.
     """

@@ -89,9 +89,6 @@ class LaunchConfig(BaseModel):
     def variables(self, environ: Mapping[str, str]) -> dict[str, str]:
         """Return the variables that every rank gets.
 
-        Args:
-            environ: the launching process's environment, which references name.
-
         Raises:
             LaunchError: if it lacks some of them.
         """

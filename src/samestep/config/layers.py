@@ -64,11 +64,7 @@ class Stack:
     """The platform, if files are named for others only."""
 
     def platform_notes(self, keys: Callable[[Layer], Iterable[str]]) -> list[str]:
-        """Return what the platform that this runs on has changed, and why.
-
-        Args:
-            keys: Returns what a layer sets.
-        """
+        """Return what the platform that this runs on has changed, and why."""
         notes = []
         if self.unnamed is not None:
             notes.append(f"{_described(self.unnamed)}: no file is named for it")
@@ -83,7 +79,6 @@ def read_layers(path: Path, example: str) -> Stack:
     """Return the files that make up a config.
 
     Args:
-        path: The first file.
         example: What a file must hold, for the message if it holds no keys.
 
     Raises:

@@ -63,8 +63,6 @@ def read_config(
     """Like `load_config`, but also returns where each value came from.
 
     Args:
-        source: a YAML or JSON file, or a mapping with the same keys.
-        overrides: texts of the form `section.key=value`, applied in order.
         look: whether the task's file must be here, and have the class.
     """
     if isinstance(source, Mapping):
@@ -104,12 +102,7 @@ def _with_references(config: Config, origins: dict[str, str], mistakes: list[Mis
 
 
 def override_config(config: Config, overrides: Sequence[str]) -> Config:
-    """Return a copy of a config with other values.
-
-    Args:
-        config: a config that was loaded.
-        overrides: texts of the form `section.key=value`, applied in order.
-    """
+    """Return a copy of a config with other values."""
     # Only what was set: else every default would count as a wish of the user's, against a DataLoader's.
     changed = load_config(config.model_dump(mode="json", exclude_unset=True), overrides)
     changed._folder, changed._platform_notes = config.folder, config.platform_notes

@@ -13,13 +13,7 @@ ENDLESS = 1_000_000
 
 
 def endless_run(config: Config, run_dir: str, **changes: Any) -> Config:
-    """Return a config without saves, evaluations and an end.
-
-    Args:
-        config: Of the training that is measured.
-        run_dir: Where it may write.
-        **changes: What else is other.
-    """
+    """Return a config without saves, evaluations and an end."""
     # Never due; a plateau's schedule requires that there are evaluations.
     evaluation = EvaluationConfig(every_epochs=None, every_steps=ENDLESS)
     values = {"run_dir": run_dir, "steps": ENDLESS, "evaluation": evaluation, **changes}
@@ -27,12 +21,7 @@ def endless_run(config: Config, run_dir: str, **changes: Any) -> Config:
 
 
 def measuring_run(config: Config, **changes: Any) -> Config:
-    """Return a config without saves, trackers, schedules, averages at the end and early stops.
-
-    Args:
-        config: Of the training that is measured.
-        **changes: What else is other, such as its directory and its length in steps.
-    """
+    """Return a config without saves, trackers, schedules, averages at the end and early stops."""
     return config.model_copy(
         update={
             "epochs": None,

@@ -35,7 +35,6 @@ def suggest_key(path: str, params: Collection[str] = ()) -> str:
     """Return what follows "is not a key": the nearest key that exists, or where to find the list.
 
     Args:
-        path: The key that does not exist.
         params: The names in the config's own `params`, which are nearer than a key of ours.
     """
     last = path.rpartition(".")[2]
@@ -51,12 +50,7 @@ def suggest_key(path: str, params: Collection[str] = ()) -> str:
 
 
 def accepted_values(key: str, reasons: bool = True) -> str:
-    """Return the types, choices and limits of a key, such as `a whole number (at least 1)`.
-
-    Args:
-        key: its dotted path.
-        reasons: whether to say why there are such limits.
-    """
+    """Return the types, choices and limits of a key, such as `a whole number (at least 1)`."""
     field = _field_at(key)
     limits = ", ".join(_limits_of(field))
     kinds = " or ".join(dict.fromkeys(_kinds(field.annotation)))

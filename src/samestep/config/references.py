@@ -26,7 +26,6 @@ class References:
     """The params of a config with the values of the keys that they refer to.
 
     Args:
-        config: A config as it was validated.
         origins: Where its values come from, by key; those that are not in it are defaults.
     """
 

@@ -88,7 +88,6 @@ def public_overrides(overrides: Sequence[str], environment: Mapping[str, str]) -
     """Return the overrides as others may read them, on a command line or in a script.
 
     Args:
-        overrides: `section.key=value` texts.
         environment: the launch.environment that they lead to, in which secrets are references.
     """
     kept, touched = [], False

@@ -100,12 +100,7 @@ HIDDEN = "..."
 
 
 def public_params(document: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Return a config's values by their dotted keys, as others may read them: secrets are hidden.
-
-    Args:
-        document: the config, or a section of it, of plain values.
-        prefix: what comes before the keys.
-    """
+    """Return a config's values by their dotted keys, as others may read them: secrets are hidden."""
     return dict(_public(document, prefix))
 
 

@@ -24,8 +24,7 @@ from samestep.data.device import pins_memory
 from samestep.data.map_style import as_it_is
 from samestep.distributed.signals import outlive_stop_signals
 from samestep.errors import TaskError
-from samestep.lanes.assignment import LaneAssignment
-from samestep.lanes.plan import BatchPlan
+from samestep.lanes.plan import BatchPlan, LaneAssignment
 from samestep.lanes.random_streams import DATA, derive, reseed, seed_at
 from samestep.pytree import digest
 from samestep.run_setup import RunSetup

@@ -1,13 +1,12 @@
 """Signals that stop a run: a handler only sets a flag, which travels with the next step.
 
 Nothing is saved or sent inside a handler. All ranks learn of the flag with the step's own
-reduction and act at the same step boundary, so one rank's signal is enough.
+reduction and act at the same step boundary, so one rank's signal is enough. Signals before a run has begun are
+kept until it can act on them; those of a command are forwarded to its ranks. No torch here.
 """
 
 from __future__ import annotations
 
-import ctypes
-import multiprocessing
 import os
 import shutil
 import signal
@@ -20,7 +19,6 @@ from dataclasses import dataclass
 from types import FrameType
 from typing import Any
 
-from samestep.distributed.deferred_signals import DeferredSignals
 from samestep.errors import Stopped
 
 TIME_LIMIT = "preemption.after_minutes"
@@ -143,6 +141,8 @@ def outlive_stop_signals(worker: int) -> None:
 
     Launchers and Ctrl-C signal whole groups of processes. Only the rank itself ends its workers.
     """
+    import multiprocessing  # here: a signal may come while a rank's imports take their time
+
     del worker
     rank = multiprocessing.parent_process()
     end_with_parent(signal.SIGKILL, None if rank is None else rank.pid)
@@ -197,6 +197,8 @@ def end_with_parent(number: signal.Signals, parent: int | None = None) -> None:
         parent: The process that started this one, if that is known: it may have ended already.
     """
     if sys.platform == "linux":
+        import ctypes  # here, as above
+
         ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, number)
         if parent not in (None, os.getppid()):  # it ended before the call
             os.kill(os.getpid(), number)
@@ -209,3 +211,58 @@ def end_with_parent(number: signal.Signals, parent: int | None = None) -> None:
         os.kill(os.getpid(), number)
 
     threading.Thread(target=look, name="samestep-parent", daemon=True).start()
+
+
+class DeferredSignals:
+    """While entered, SIGUSR1 and SIGUSR2 do not kill a process that is still importing.
+
+    Slurm may announce the end of a short job at once. A rank that dies of it takes the job with
+    it; one that keeps it saves after its first step and has the job requeued.
+    """
+
+    def __init__(self) -> None:
+        self.received = 0
+        self._before: dict[signal.Signals, Any] = {}
+
+    def __enter__(self) -> DeferredSignals:
+        if threading.current_thread() is threading.main_thread():
+            for number in (signal.SIGUSR1, signal.SIGUSR2):
+                if signal.getsignal(number) is signal.SIG_DFL:
+                    self._before[number] = signal.signal(number, self._remember)
+        return self
+
+    def __exit__(self, kind: object, error: object, trace: object) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+
+    def _remember(self, number: int, frame: FrameType | None) -> None:
+        self.received = self.received or number
+
+
+class SignalForwarder:
+    """While entered, a stop signal is forwarded to the ranks; a second Ctrl-C ends them at once."""
+
+    def __init__(self, stop: Callable[[signal.Signals], None], end: Callable[[], None]) -> None:
+        self._stop, self._end = stop, end
+        self._interrupts = 0
+        self.received: signal.Signals | None = None
+        """The first one that came."""
+        self._before: dict[signal.Signals, Any] = {}
+
+    def __enter__(self) -> SignalForwarder:
+        if threading.current_thread() is threading.main_thread():
+            self._before = {number: signal.signal(number, self._forward) for number in STOPPING}
+        return self
+
+    def __exit__(self, kind: object, error: object, trace: object) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+
+    def _forward(self, number: int, frame: FrameType | None) -> None:
+        self._interrupts += number == signal.SIGINT
+        first = self.received is None
+        self.received = self.received or signal.Signals(number)
+        if self._interrupts > 1:
+            self._end()
+        elif first:
+            self._stop(signal.Signals(number))

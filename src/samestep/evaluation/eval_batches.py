@@ -14,8 +14,7 @@ from samestep.data.batch import Collate, LaneBatch, Moment
 from samestep.data.loaders import evaluation_parts
 from samestep.data.sequential import SequentialSource
 from samestep.evaluation.eval_mode import BufferSnapshot, evaluating, refuse_changed
-from samestep.lanes.assignment import LaneAssignment
-from samestep.lanes.plan import BatchPlan
+from samestep.lanes.plan import BatchPlan, LaneAssignment
 from samestep.lanes.random_streams import BETWEEN
 from samestep.run_setup import RunSetup
 

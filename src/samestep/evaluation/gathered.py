@@ -13,7 +13,7 @@ from samestep.data.sequential import SequentialSource
 from samestep.errors import TaskError
 from samestep.evaluation.eval_batches import enter_evaluation, evaluation_setup
 from samestep.evaluation.eval_mode import BufferSnapshot, evaluating, refuse_changed
-from samestep.evaluation.metric_names import flatten
+from samestep.evaluation.metrics import flatten
 from samestep.lanes.random_streams import METRICS
 from samestep.pytree import leaves, map_leaves
 from samestep.run_setup import RunSetup

@@ -18,7 +18,7 @@ from samestep.data.batch import LaneBatch
 from samestep.data.sequential import SequentialSource
 from samestep.distributed.context import RunContext
 from samestep.lanes.plan import BatchPlan
-from samestep.models.opened import Opened, open_trained
+from samestep.models.trained_model import Opened, open_trained
 from samestep.run_setup import RunSetup
 
 _WARM_UP = 3

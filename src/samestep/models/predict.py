@@ -26,9 +26,8 @@ from samestep.distributed.health.activity import COMPUTE
 from samestep.errors import TaskError
 from samestep.evaluation.eval_mode import BufferSnapshot, refuse_changed
 from samestep.evaluation.eval_rows import views_of
-from samestep.models.opened import dataset_of, open_trained, refuse_without_embeddings
 from samestep.models.tables import INDEX, Column, Table, format_of, new_table
-from samestep.models.trained_model import Trained
+from samestep.models.trained_model import Trained, dataset_of, open_trained, refuse_without_embeddings
 from samestep.run_setup import RunSetup
 from samestep.tracking.progress import SampleProgress
 

@@ -13,11 +13,10 @@ from torch import nn
 from torch.nn import Parameter
 from torch.optim import Optimizer
 
-from samestep.config.named_classes import Named, Takes, arguments_of
+from samestep.config.named_classes import Named, Takes, arguments_of, classes_of, closest, with_tuples
 from samestep.config.optim import GroupConfig, OptimizerConfig
 from samestep.config.optimizer_names import optimizer_mistakes
 from samestep.errors import ConfigError, Mistake, TaskError
-from samestep.optim.registry import classes_of, closest, with_tuples
 
 _WRONG_ARGUMENT = (ValueError, TypeError, RuntimeError, IndexError, KeyError)
 """What constructors of torch.optim raise at values they do not like."""

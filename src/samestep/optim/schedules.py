@@ -1,4 +1,7 @@
-"""Learning rates over a run, by name: curves of our own, and the schedulers of torch."""
+"""Learning rates over a run, by name: curves of our own, and the schedulers of torch.
+
+Rates are scaled with the global batch, against the batch that they were chosen for.
+"""
 
 from __future__ import annotations
 
@@ -13,12 +16,12 @@ from torch import Tensor
 from torch.optim import Optimizer, lr_scheduler
 from torch.optim.lr_scheduler import LambdaLR, LRScheduler, ReduceLROnPlateau
 
+from samestep.config import Config
 from samestep.config.lr_curves import Every
-from samestep.config.named_classes import Named, arguments_of
+from samestep.config.named_classes import Named, arguments_of, classes_of, with_tuples
 from samestep.config.optim import ScheduleConfig
 from samestep.config.schedule_names import PLATEAU, ScheduleKind, schedule_kind, schedule_mistakes
 from samestep.errors import ConfigError, Mistake
-from samestep.optim.registry import classes_of, with_tuples
 
 
 class Warmup(LRScheduler):
@@ -238,3 +241,27 @@ def _scheduler(
     except (ValueError, TypeError, ZeroDivisionError, IndexError) as error:
         message = f"{section.name} refuses {section.args}: {error}"
         raise ConfigError("the schedule section", [Mistake("schedule.args", message)]) from error
+
+
+def lr_factor(config: Config, global_batch: int) -> float:
+    """Return what `lr_scaling` multiplies every learning rate by."""
+    if config.lr_scaling == "none" or config.base_batch is None:
+        return 1.0
+    times = global_batch / config.base_batch
+    return times if config.lr_scaling == "linear" else math.sqrt(times)
+
+
+def describe_scaling(config: Config, global_batch: int) -> str | None:
+    """One line on what was scaled, or could be; None if there is nothing to report."""
+    base = config.base_batch
+    if base is None or base == global_batch:
+        return None
+    batches = f"global batch {global_batch}, base_batch {base}"
+    if config.lr_scaling != "none":
+        factor = lr_factor(config, global_batch)
+        return f"Learning rates are multiplied by {factor:.6g} (lr_scaling {config.lr_scaling}: {batches})"
+    times = global_batch / base
+    return (
+        f"Learning rates are as they were set ({batches}): lr_scaling sqrt would multiply them by "
+        f"{math.sqrt(times):.6g}, linear by {times:.6g}"
+    )

@@ -22,7 +22,7 @@ from samestep.errors import StepError
 from samestep.optim.clipping import Clipping
 from samestep.optim.device_lr import DeviceRates
 from samestep.optim.nonfinite import FiniteGuard
-from samestep.optim.scheduler_calls import move
+from samestep.optim.loop_calls import move
 from samestep.reduce.scaling import Scaling
 from samestep.reduce.stats import LocalStats
 from samestep.reduce.stats_ring import ReplayedStats

@@ -25,8 +25,7 @@ from samestep.errors import TaskError
 from samestep.pytree import leaves
 from samestep.reduce.exchange import Pending, receive, send, start_exchange
 from samestep.reduce.owners import Owners
-from samestep.reduce.unit_weights import UnitWeights
-from samestep.reduce.weight_units import Unit
+from samestep.reduce.weight_units import Unit, UnitWeights
 
 _COMMANDS, _WEIGHTS = 2, 3
 """Tags of messages; a unit's number is added to that of weights."""

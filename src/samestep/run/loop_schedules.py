@@ -9,7 +9,7 @@ from typing import Any
 from torch.optim.lr_scheduler import LRScheduler
 
 from samestep.errors import StepError
-from samestep.optim.scheduler_calls import leave_to_loop, leave_to_run, move
+from samestep.optim.loop_calls import leave_to_loop, leave_to_run, move
 from samestep.optim.schedules import Schedule
 
 

@@ -16,7 +16,7 @@ from samestep.config import Config
 from samestep.data.batch import Source
 from samestep.optim.precision import Precision
 from samestep.run_setup import RunSetup
-from samestep.step.supported import has_batchnorm, lonely_samples
+from samestep.step.run_objects import has_batchnorm, lonely_samples
 from samestep.words import counted
 
 _ENOUGH = 32

@@ -22,18 +22,15 @@ from samestep.errors import StepError
 from samestep.lanes.random_streams import BETWEEN, EPOCH
 from samestep.optim.loss_scale import grad_scalers
 from samestep.optim.schedules import Schedule
-from samestep.run.loader_loop import LoaderLoop
+from samestep.run.loader_loops import LoaderLoop, RunLoader, SecondLoader, is_bar_over_loader, unwrapped
 from samestep.run.loop_schedules import LoopSchedules
 from samestep.run.plan_report import report_plan
-from samestep.run.run_loader import RunLoader, is_bar_over_loader, unwrapped
 from samestep.run.run_measures import RunMeasures
-from samestep.run.second_loader import SecondLoader
 from samestep.run.step_sequence import StepSequence
 from samestep.step.build_engine import build_engine, prepare
-from samestep.step.engine import StepEngine
+from samestep.step.engine import LaneWatch, StepEngine
 from samestep.step.lane_passes import LanePasses
 from samestep.step.lane_tensor import LaneTensor
-from samestep.step.lane_watch import LaneWatch
 from samestep.step.loop_body import Reduction
 from samestep.step.loss_terms import Term, loss_value
 from samestep.step.module_calls import functions_per_lane

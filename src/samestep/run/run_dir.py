@@ -16,7 +16,7 @@ from samestep.errors import CheckpointError, RunDirError, TextError
 from samestep.parsing.files import is_file, read_lines
 from samestep.parsing.json_text import parse_json, read_json
 from samestep.run.origin import ORIGIN
-from samestep.tracking.ids import TRACKER_IDS
+from samestep.tracking.contract import TRACKER_IDS
 
 _LOCK = "run.lock"
 _STARTED = "started.json"

@@ -21,9 +21,9 @@ from samestep.distributed.health.watchdog import Reminder
 from samestep.errors import StepError
 from samestep.lanes.random_streams import BETWEEN, INIT
 from samestep.reduce.owners import Owners
-from samestep.run.changed_run import name_for
 from samestep.run.emergency_save import EmergencySaver
 from samestep.run.open_run import open_run
+from samestep.run.origin import name_for
 from samestep.run.ranks_file import RanksFile
 from samestep.run.result_file import ResultFile
 from samestep.run.run_end import close_at_exit, end_with, shown_error, with_advice

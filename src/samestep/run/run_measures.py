@@ -23,8 +23,8 @@ from samestep.evaluation.gather_reduce import Op, Value, gather_lane_rows, gathe
 from samestep.evaluation.gathered import GatheredEvaluator, Outputs
 from samestep.lanes.random_streams import BETWEEN
 from samestep.reduce.lane_sum import sum_lanes
+from samestep.run.loader_loops import unwrapped
 from samestep.run.run_files import RunFiles
-from samestep.run.run_loader import unwrapped
 from samestep.step.lane_passes import LanePasses
 from samestep.step.lane_scope import NO_LANE
 from samestep.step.lane_tensor import LaneTensor, each_lane, lanes_of, pick

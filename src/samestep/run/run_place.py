@@ -12,7 +12,7 @@ from samestep.data.batch import Source
 from samestep.distributed.context import RunContext
 from samestep.lanes.plan import BatchPlan
 from samestep.lanes.random_streams import INIT
-from samestep.optim.lr_scaling import describe_scaling, lr_factor
+from samestep.optim.schedules import describe_scaling, lr_factor
 from samestep.run_setup import RunSetup
 
 

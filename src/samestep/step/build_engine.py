@@ -25,7 +25,7 @@ from samestep.optim.device_lr import DeviceRates
 from samestep.optim.joint_updates import refuse_joint_updates
 from samestep.optim.loss_scale import CheckedScaling, LossScale
 from samestep.optim.nonfinite import FiniteGuard
-from samestep.optim.optimizer_calls import OptimizerCalls
+from samestep.optim.loop_calls import OptimizerCalls
 from samestep.optim.update import Update
 from samestep.optim.wrapped_optimizers import wrapped_optimizers
 from samestep.reduce.build import LaneReduction, build_reduction
@@ -37,20 +37,16 @@ from samestep.reduce.stats import NO_FLAGS, RankFlags
 from samestep.run_setup import RunSetup
 from samestep.step.activation_checkpointing import checkpoint_activations
 from samestep.step.compilation import compile_model
-from samestep.step.engine import LaneRunner, StepEngine
+from samestep.step.engine import LaneRunner, LaneWatch, StepEngine
 from samestep.step.forward_check import ForwardCheck
 from samestep.step.global_batchnorm import GlobalBatchNorm
 from samestep.step.global_loss import GlobalSteps
 from samestep.step.graphs import GraphedSteps, why_no_graph
-from samestep.step.lane_watch import LaneWatch
 from samestep.step.lanes_together import LanesTogether
-from samestep.step.loss_reduction_check import ReductionCheckedTerms
-from samestep.step.loss_terms import LossTerms, NamedLosses, OneLoss
-from samestep.step.meta_model import give_memory
+from samestep.step.loss_terms import LossTerms, NamedLosses, OneLoss, ReductionCheckedTerms
 from samestep.step.micro_batches import MicroBatches
-from samestep.step.run_objects import sorted_by_kind, trainable
+from samestep.step.run_objects import give_memory, refuse_unsupported, sorted_by_kind, trainable
 from samestep.step.step_log import StepLog
-from samestep.step.supported import refuse_unsupported
 from samestep.step.whole_lanes import WholeLanes
 
 Owns = Callable[[Tensor], bool]

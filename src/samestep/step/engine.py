@@ -1,4 +1,4 @@
-"""The parts that all steps of a run share, and their protocols."""
+"""The parts that all steps of a run share, and their protocols; observers of steps."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from torch import Tensor
 from torch.nn import Parameter
 from torch.optim import Optimizer
 
@@ -18,9 +19,31 @@ from samestep.reduce.stats import RankFlags
 from samestep.run_setup import RunSetup
 from samestep.step.forward_check import ForwardCheck
 from samestep.step.global_batchnorm import GlobalBatchNorm
-from samestep.step.lane_watch import LaneWatch
 from samestep.step.loss_terms import LossTerms, LossValue
 from samestep.step.step_log import StepLog
+
+
+class LaneWatch(Protocol):
+    """Looks into steps while they run: for a trace of everything that they compute."""
+
+    reads_gradients: bool
+    """Whether `summed` reads `.grad`, which `distributed.shard` leaves with owners alone unless asked."""
+
+    def enter_lane(self, step: int, lane: int) -> None:
+        """A lane's forward pass begins; the last one is over."""
+
+    def forget_lane(self) -> None:
+        """Forget the open lane: what it has computed so far was a trial, and counts for nothing."""
+
+    def leave_lane(self, loss: Tensor | float, count: Tensor | float) -> None:
+        """The lane's forward pass is over, its last backward pass comes next."""
+
+    def leave_lanes(self) -> None:
+        """The last lane of a pass over all of them is over."""
+
+    def summed(self, step: int) -> None:
+        """Gradients and buffers are those of all lanes; the update comes next."""
+
 
 LossFunction = Callable[[LaneBatch], LossValue]
 """Returns a batch's summed loss and what it was summed over, or several of them by name."""

@@ -20,9 +20,8 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from samestep.distributed.collectives import Collectives, TorchCollectives
 from samestep.errors import StepError, TaskError
-from samestep.reduce.mean_loss import sum_of_rows
-from samestep.step.lane_leaves import LaneLeaves
-from samestep.step.lane_scope import NO_LANE, Lanes, scope_of_body
+from samestep.reduce.stats import sum_of_rows
+from samestep.step.lane_scope import NO_LANE, LaneLeaves, Lanes, scope_of_body
 from samestep.step.lane_tensor import LaneTensor, lane_tensor
 
 _NAME = "BatchNorm over the global batch"

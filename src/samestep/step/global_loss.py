@@ -21,7 +21,7 @@ from torch.nn import Parameter
 from samestep.data.batch import LaneBatch
 from samestep.errors import StepError, TaskError
 from samestep.lanes.random_streams import WHOLE_BATCH
-from samestep.losses.row_blocks import sharing
+from samestep.losses.contrastive import sharing
 from samestep.pytree import leaves, map_leaves, tensors
 from samestep.reduce.buffer_slots import keep_buffers
 from samestep.reduce.lane_rows import LaneRows

@@ -16,13 +16,12 @@ from samestep.distributed.health.activity import UPDATE
 from samestep.errors import StepError
 from samestep.lanes.random_streams import BETWEEN, MODEL
 from samestep.optim.update import Updated
-from samestep.reduce.mean_loss import mean_loss
-from samestep.reduce.stats import EMPTY, LaneStats, LocalStats
+from samestep.reduce.stats import EMPTY, LaneStats, LocalStats, mean_loss
 from samestep.step.engine import LossFunction, StepEngine
-from samestep.step.lane_leaves import LaneLeaves
+from samestep.step.lane_scope import LaneLeaves
 from samestep.step.loss_terms import LossValue, Term, TermSums, check_loss
+from samestep.step.run_objects import refuse_frozen_gradients
 from samestep.step.step_batches import StepBatches
-from samestep.step.supported import refuse_frozen_gradients
 
 
 class LanePasses:

@@ -18,8 +18,7 @@ from torch.nn import Parameter
 
 from samestep.errors import StepError
 from samestep.pytree import leaves, map_leaves
-from samestep.step.lane_leaves import LaneLeaves
-from samestep.step.lane_scope import NO_LANE, Lanes, LaneScope, Pending, scope_of_body
+from samestep.step.lane_scope import NO_LANE, LaneLeaves, Lanes, LaneScope, Pending, scope_of_body
 from samestep.step.torch_functions import RANDOM, SUMS, changes_first, moves_statistics
 
 _BASE = torch.empty(0, device="meta")

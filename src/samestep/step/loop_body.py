@@ -14,8 +14,7 @@ from torch.optim import Optimizer
 from samestep.errors import StepError
 from samestep.pytree import tensors
 from samestep.reduce.gradients import Grads
-from samestep.reduce.mean_loss import mean_loss
-from samestep.reduce.stats import LaneStats
+from samestep.reduce.stats import LaneStats, mean_loss
 from samestep.step.body_draws import BodyDraws
 from samestep.step.body_mode import BodyMode
 from samestep.step.body_trace import Run
@@ -23,9 +22,8 @@ from samestep.step.body_weights import BodyWeights
 from samestep.step.deferred_body import DeferredBody, KnownBodies
 from samestep.step.graph_nodes import refuse_kept
 from samestep.step.lane_cost import LaneCost
-from samestep.step.lane_leaves import LaneLeaves
 from samestep.step.lane_passes import LanePasses
-from samestep.step.lane_scope import NO_LANE, Lanes, no_lanes, scope_of_body
+from samestep.step.lane_scope import NO_LANE, LaneLeaves, Lanes, no_lanes, scope_of_body
 from samestep.step.lane_tensor import LaneTensor, join, lanes_of, pick, run_per_lane
 from samestep.step.loss_terms import LossValue, Term, refuse_other_lanes
 from samestep.step.module_calls import ModuleCalls

@@ -1,4 +1,7 @@
-"""Commands of ours as child processes, which end with this one, however it ends."""
+"""Commands of ours as child processes, which end with this one, however it ends.
+
+Where a task allows it, they are forked from a process that has imported what they need.
+"""
 
 from __future__ import annotations
 
@@ -11,19 +14,21 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
+from samestep.config import Config
+from samestep.config.task_file import look_at_task
+from samestep.distributed.signals import SignalForwarder
 from samestep.environment.interpreter import interpreter_words
 from samestep.environment.variables import ending_variables, process_environment, wake_variables
 from samestep.errors import LaunchError, Stopped
 from samestep.launch.forkserver.client import ForkedProcess, WarmServer
 from samestep.launch.run.orphans import Reaper
 from samestep.launch.run.reaper import kill_group
-from samestep.launch.run.signal_forwarder import SignalForwarder
 from samestep.parsing.files import read_lines
 from samestep.parsing.limits import short
 
@@ -258,3 +263,23 @@ def _started(name: str, words: Sequence[str], environ: Mapping[str, str], output
         )
     except OSError as error:
         raise LaunchError(f"{name} cannot be started: {error.strerror or error}") from None
+
+
+@contextmanager
+def warm_server(
+    config: Config, threads: int, output: Path, wanted: bool, report: Callable[[str], None]
+) -> Iterator[WarmServer | None]:
+    """A server for the runs of a config, which begins to import at once; None where there is none.
+
+    Args:
+        threads: Of each rank of a run: some libraries read this when they are imported.
+    """
+    with ExitStack() as stack:
+        server = None
+        task = look_at_task(config)
+        if wanted and sys.platform != "linux":
+            report(f"runs are processes that start cold: a fork is safe on Linux, not on {sys.platform}")
+        elif wanted and task is not None:
+            server = WarmServer(task.path.resolve(), threads, output)
+            stack.callback(server.close)
+        yield server

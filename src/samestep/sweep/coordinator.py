@@ -16,21 +16,28 @@ from typing import Any
 from samestep.checkpoint.pruning import IntermediateValue, PruneDecision, read_decision, read_value, write_decision
 from samestep.environment.variables import process_environment
 from samestep.errors import CheckpointError, RunDirError, Stopped, TaskError, UserError
-from samestep.sweep.children import Child, Children
+from samestep.sweep.children import Child, Children, warm_server
 from samestep.sweep.database import open_database
 from samestep.sweep.loading import LoadedSweep
 from samestep.sweep.optuna_parts import Known, decide, draw, trial_count
-from samestep.sweep.pareto import best_words, results_of
 from samestep.sweep.probe_task import probe_task
 from samestep.sweep.resource_plan import ResourcePlan
 from samestep.sweep.run_spec import RunSpec, why_failed
 from samestep.sweep.schema import SweepConfig, seconds_of
-from samestep.sweep.storage import CURVES, FOLDS, PRUNED, Storage, TrialRecord, refuse_other_storage
+from samestep.sweep.storage import (
+    CURVES,
+    FOLDS,
+    PRUNED,
+    Storage,
+    TrialRecord,
+    best_words,
+    refuse_other_storage,
+    results_of,
+)
 from samestep.sweep.study_folder import STOP, SWEEP, is_full_disk, locked, same_study, shape_of, signed, write_document
 from samestep.sweep.tracked_study import TrackedStudy, tracked_study
 from samestep.sweep.trial import LiveTrial, further_of, objective_of
 from samestep.sweep.via import Places, allocate
-from samestep.sweep.warm_runs import warm_server
 
 _SECONDS_BETWEEN_LOOKS = 0.5
 

@@ -18,12 +18,11 @@ from samestep.environment.variables import process_environment
 from samestep.errors import LaunchError, PlanError, RankFailed, Stopped, TaskError
 from samestep.parsing.files import is_file
 from samestep.parsing.json_text import read_json_lines
-from samestep.sweep.children import Children
+from samestep.sweep.children import Children, warm_server
 from samestep.sweep.resource_plan import rank_threads
 from samestep.sweep.run_spec import RunSpec, override, why_failed
 from samestep.sweep.study_folder import locked, same_study, shape_of, write_document
 from samestep.sweep.tracked_study import TrackedStudy, tracked_study
-from samestep.sweep.warm_runs import warm_server
 
 Report = Callable[[str], None]
 Which = Literal["best", "last"]

@@ -17,11 +17,10 @@ from samestep.report.table import html_table
 from samestep.sweep.loading import LoadedSweep
 from samestep.sweep.optuna_parts import import_optuna
 from samestep.sweep.panels import COLORS, described, sweep_panels
-from samestep.sweep.pareto import best_words, front
 from samestep.sweep.reading import trials_of
 from samestep.sweep.schema import SweepConfig
 from samestep.sweep.selection import seconds_per_sample
-from samestep.sweep.storage import FOLDS, REASON, TrialRecord, best_of
+from samestep.sweep.storage import FOLDS, REASON, TrialRecord, best_of, best_words, front
 
 FEWEST = 4
 """Complete trials below which an estimate says nothing."""

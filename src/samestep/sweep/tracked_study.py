@@ -17,8 +17,7 @@ from samestep.environment.variables import withdraw
 from samestep.errors import TextError
 from samestep.parsing.json_text import parse_json
 from samestep.sweep.run_spec import override
-from samestep.tracking.contract import TrackedRun, Tracker
-from samestep.tracking.ids import TRACKER_IDS, TrackerIds
+from samestep.tracking.contract import TRACKER_IDS, TrackedRun, Tracker, TrackerIds
 from samestep.tracking.mlflow_run import MlflowRun
 from samestep.tracking.wandb_run import WandbRun
 

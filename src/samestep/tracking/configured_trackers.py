@@ -1,18 +1,22 @@
-"""The trackers that a config names, each guarded."""
+"""The trackers that a config names, each guarded; also users' own."""
 
 from __future__ import annotations
 
+import importlib
+import importlib.util
+import inspect
 from pathlib import Path
 from typing import Any
 
 from samestep.config import Config
-from samestep.config.trackers import public_params
-from samestep.tracking.contract import TrackedRun, Tracker
+from samestep.config.trackers import TrackerClassConfig, public_params
+from samestep.errors import ConfigError, Mistake
+from samestep.parsing.files import is_file
+from samestep.parsing.python_file import import_file
+from samestep.tracking.contract import TRACKER_IDS, TrackedRun, Tracker, TrackerIds
 from samestep.tracking.csv_table import CsvTable
 from samestep.tracking.guard import GuardedTracker
-from samestep.tracking.ids import TRACKER_IDS, TrackerIds
 from samestep.tracking.mlflow_run import MlflowRun
-from samestep.tracking.own_class import make_tracker
 from samestep.tracking.tensorboard import TensorBoard
 from samestep.tracking.wandb_run import WandbRun
 
@@ -50,3 +54,50 @@ def _run(config: Config, folder: Path, params: dict[str, Any], start: int, ids: 
         id=ids.get(key),
         keep_id=lambda text: ids.keep(key, text),
     )
+
+
+def make_tracker(config: Config, number: int) -> Tracker:
+    """Return the tracker that `trackers.classes` names at a place, made with its arguments.
+
+    What the user's own code raises while it is imported or made is not wrapped.
+    """
+    entry = config.trackers.classes[number]
+    path = f"trackers.classes.{number}"
+    found = _find(config, entry, path)
+    if not (isinstance(found, type) and issubclass(found, Tracker)):
+        raise _mistake(path, f"{entry.name} is not a subclass of samestep.Tracker")
+    try:
+        inspect.signature(found).bind(**entry.args)
+    except TypeError as error:
+        raise _mistake(path, f"{entry.name} does not take its args: {error}") from None
+    if inspect.isabstract(found):
+        missing = ", ".join(sorted(found.__abstractmethods__))
+        raise _mistake(path, f"{entry.name} must define {missing}")
+    return found(**entry.args)
+
+
+def _find(config: Config, entry: TrackerClassConfig, path: str) -> Any:
+    home, _, name = entry.name.rpartition(":")
+    if entry.is_file:
+        file = (config.folder / home).resolve()
+        if not is_file(file):
+            raise _mistake(path, f"there is no file {file}: its path is relative to the config")
+        module = import_file(file, path, again=False)
+    else:
+        if not _is_there(home):
+            raise _mistake(path, f"there is no module {home}: install it, or write FILE.py:{name} for a file")
+        module = importlib.import_module(home)
+    if not hasattr(module, name):
+        raise _mistake(path, f"{home} has no class {name}")
+    return getattr(module, name)
+
+
+def _is_there(module: str) -> bool:
+    try:
+        return importlib.util.find_spec(module) is not None
+    except (ModuleNotFoundError, ValueError):  # of its package; of a name that is none
+        return False
+
+
+def _mistake(path: str, message: str) -> ConfigError:
+    return ConfigError("the config", [Mistake(f"{path}.name", message)])

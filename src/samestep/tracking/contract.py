@@ -1,14 +1,19 @@
-"""The contract of a tracker, for ours and for users' own."""
+"""The contract of a tracker, for ours and for users' own; the ids of a run in its trackers. No torch here."""
 
 from __future__ import annotations
 
 import io
+import json
 import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from samestep.checkpoint.files import write_whole
+from samestep.errors import TextError
+from samestep.parsing.json_text import read_json
 
 
 @dataclass(frozen=True)
@@ -104,3 +109,27 @@ def _flat(values: Mapping[Any, Any], prefix: str) -> Iterator[tuple[str, Any]]:
             yield from _flat(value, f"{prefix}{name}/")
         elif isinstance(value, (bool, int, float, str)):
             yield f"{prefix}{name}", value
+
+
+TRACKER_IDS = "tracker-ids.json"
+
+
+class TrackerIds:
+    """The ids of this run in its trackers, kept with it: a new run in the directory sets the file aside."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def get(self, key: str) -> str | None:
+        found = self._read().get(key)
+        return found if isinstance(found, str) else None
+
+    def keep(self, key: str, text: str) -> None:
+        write_whole(self._path, json.dumps({**self._read(), key: text}, indent=1))
+
+    def _read(self) -> dict[str, Any]:
+        try:
+            document = read_json(self._path)
+        except TextError:  # not there yet, or truncated by a crash of the machine
+            return {}
+        return document if isinstance(document, dict) else {}

@@ -17,7 +17,7 @@ from samestep.config.schema import BestConfig
 from samestep.data.generated import Generated
 from samestep.errors import PeerLost, TaskError
 from samestep.evaluation.evaluate import Values
-from samestep.evaluation.metric_names import console_text, refuse_double
+from samestep.evaluation.metrics import console_text, refuse_double
 from samestep.run.run import Run
 from samestep.step.step import Step
 from samestep.step.step_log import StepRecord

@@ -11,9 +11,8 @@ from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from samestep.data.batch import Source
 from samestep.errors import TaskError
-from samestep.optim.lr_scaling import describe_scaling, lr_factor
 from samestep.optim.optimizers import build_optimizers, describe_optimizer
-from samestep.optim.schedules import Schedule, build_schedules, describe_schedule
+from samestep.optim.schedules import Schedule, build_schedules, describe_scaling, describe_schedule, lr_factor
 from samestep.run.run import Run
 from samestep.train.task import Task
 

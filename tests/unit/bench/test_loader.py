@@ -8,8 +8,7 @@ import pytest
 
 from samestep.bench.document import Document
 from samestep.bench.loader import steps_of_a_turn
-from samestep.bench.loader_choice import Reading, recommended, settings
-from samestep.bench.loader_report import present, verdict
+from samestep.bench.loader_report import Reading, present, recommended, settings, verdict
 
 
 def test_workers_read_while_a_step_computes() -> None:

@@ -10,13 +10,12 @@ from torch import nn
 
 from samestep.bench.document import Document
 from samestep.bench.memory import _measured, possible_lanes
-from samestep.bench.memory_levels import StepLevels
-from samestep.bench.memory_meter import TensorMeter
+from samestep.bench.memory_meter import StepLevels, TensorMeter
 from samestep.bench.memory_model import StepMemory, gradient_sets, line_through, predict_exchange, predict_optimizers
 from samestep.bench.memory_report import present, verdicts
 from samestep.config import Config, load_config
 from samestep.errors import PlanError
-from samestep.lanes.assignment import LaneAssignment
+from samestep.lanes.plan import LaneAssignment
 
 CPU = torch.device("cpu")
 

@@ -7,7 +7,7 @@ from collections import Counter
 
 import pytest
 
-from samestep.bench.mann_whitney import _left_out, _orders, ratio_confidence_interval
+from samestep.bench.statistics import _left_out, _orders, ratio_confidence_interval
 
 
 @pytest.mark.parametrize(("first", "second"), [(1, 1), (2, 3), (4, 3), (4, 4)])

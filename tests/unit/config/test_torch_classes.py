@@ -9,9 +9,8 @@ import sys
 import torch
 from torch.optim import Optimizer, lr_scheduler
 
-from samestep.config.named_classes import arguments_of
+from samestep.config.named_classes import arguments_of, classes_of
 from samestep.config.torch_classes import torch_optimizers, torch_schedulers
-from samestep.optim.registry import classes_of
 
 
 def test_the_source_has_the_classes_and_arguments_of_the_modules() -> None:

@@ -5,8 +5,7 @@ from __future__ import annotations
 import os
 import signal
 
-from samestep.distributed.deferred_signals import DeferredSignals
-from samestep.distributed.signals import StopSignals
+from samestep.distributed.signals import DeferredSignals, StopSignals
 
 
 def test_a_signal_before_the_run_has_begun_is_not_lost() -> None:

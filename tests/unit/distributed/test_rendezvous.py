@@ -14,9 +14,9 @@ import pytest
 
 from samestep.distributed import rendezvous, tcp_store
 from samestep.distributed.health.store import TimeoutStore
+from samestep.distributed.process_group import Chosen, choose_interface, ranks_on_one_gpu, share_of_cpus
 from samestep.distributed.rendezvous import RankInfo, WorldInfo, exchange_rank_info
 from samestep.distributed.tcp_store import join_store, listen, serve_store
-from samestep.distributed.topology import Chosen, choose_interface, ranks_on_one_gpu, share_of_cpus
 from samestep.environment.interfaces import Interface, address_towards, list_interfaces
 from samestep.environment.secret import Signer, claimed, signed
 from samestep.errors import InitError, NotAuthentic

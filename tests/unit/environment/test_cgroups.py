@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from samestep.environment.cgroups import Limits, read_limits, read_text
+from samestep.environment.hardware import Limits, read_limits, read_text
 
 
 def test_limits_of_groups_of_both_versions_are_found(tmp_path: Path) -> None:

@@ -7,9 +7,8 @@ import os
 import pytest
 
 from samestep.environment import hardware
-from samestep.environment.cgroups import Limits
 from samestep.environment.fact import Fact
-from samestep.environment.hardware import Hardware, allowed_cpus, cpu_limit, detect_platform, owned_cpus
+from samestep.environment.hardware import Hardware, Limits, allowed_cpus, cpu_limit, detect_platform, owned_cpus
 
 
 @pytest.mark.requirement("001-S5-1")

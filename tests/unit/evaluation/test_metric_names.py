@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from samestep.errors import TaskError
-from samestep.evaluation.metric_names import SHOWN, console_text, flatten, refuse_double
+from samestep.evaluation.metrics import SHOWN, console_text, flatten, refuse_double
 
 
 def test_a_value_inside_another_has_both_names() -> None:

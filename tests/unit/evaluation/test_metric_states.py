@@ -22,8 +22,8 @@ from torchmetrics.wrappers import (
 from torchmetrics.wrappers.abstract import WrapperMetric
 
 from samestep.errors import TaskError
-from samestep.evaluation.metric_names import flatten
 from samestep.evaluation.metric_states import NestedStates
+from samestep.evaluation.metrics import flatten
 
 CPU = torch.device("cpu")
 LANES = 6

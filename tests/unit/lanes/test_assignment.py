@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from samestep.lanes.assignment import LaneAssignment
+from samestep.lanes.plan import LaneAssignment
 
 BY_RANK = (range(0, 3), range(3, 5), range(5, 6))
 

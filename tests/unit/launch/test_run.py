@@ -20,6 +20,7 @@ from typer.testing import CliRunner
 
 from samestep.cli import app
 from samestep.config import load_config
+from samestep.distributed.signals import SignalForwarder
 from samestep.errors import LaunchError, RankFailed, RunDirError, Stopped
 from samestep.launch.commands.mpirun import Flavour, MpirunCommand, mpirun_command
 from samestep.launch.commands.rank_command import RankCommand
@@ -29,7 +30,6 @@ from samestep.launch.commands.ssh import SshCommands, ssh_commands
 from samestep.launch.run import slurm as slurm_jobs
 from samestep.launch.run.launches import MpirunLaunch, SlurmLaunch
 from samestep.launch.run.mpirun import run_mpirun
-from samestep.launch.run.signal_forwarder import SignalForwarder
 from samestep.launch.run.slurm import Submitted, follow_job, jobs_of, logs_of, newest_job, state_of, submit
 from samestep.launch.run.ssh import check_hosts, run_over_ssh
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from samestep.losses import clip, nt_xent, row_blocks, siglip, supcon
+from samestep.losses import clip, contrastive, nt_xent, siglip, supcon
 
 
 class Alone:
@@ -50,8 +50,8 @@ def test_blocks_add_up_to_the_whole_with_its_gradients(
 ) -> None:
     z, shared = rows(12, 2, 3), Alone()
     expected = gradients_of(LOSSES[name](z, None), z)
-    monkeypatch.setattr(row_blocks, "SHARED_FROM", 12)
-    with row_blocks.sharing(shared):
+    monkeypatch.setattr(contrastive, "SHARED_FROM", 12)
+    with contrastive.sharing(shared):
         found = gradients_of(LOSSES[name](z, at_once), z)
     assert shared.added == 1
     assert found[0].dtype == expected[0].dtype
@@ -66,15 +66,15 @@ def gradients_of(loss: Tensor, z: Tensor) -> list[Any]:
 
 def test_more_blocks_than_anchors_leave_some_empty(monkeypatch: pytest.MonkeyPatch) -> None:
     z, labels = rows(3, 4), torch.tensor([0, 0, 1])
-    monkeypatch.setattr(row_blocks, "SHARED_FROM", 1)
-    with row_blocks.sharing(Alone()):
+    monkeypatch.setattr(contrastive, "SHARED_FROM", 1)
+    with contrastive.sharing(Alone()):
         found = supcon(z, labels)
     torch.testing.assert_close(found, supcon(z, labels))
 
 
 def test_a_small_batch_is_not_dealt_out() -> None:
     shared = Alone()
-    with row_blocks.sharing(shared):
+    with contrastive.sharing(shared):
         supcon(rows(12, 3), LABELS)
     assert shared.added == 0
 

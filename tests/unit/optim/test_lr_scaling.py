@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from samestep.config import Config, load_config
-from samestep.optim.lr_scaling import describe_scaling, lr_factor
+from samestep.optim.schedules import describe_scaling, lr_factor
 
 
 def config(**values: Any) -> Config:

@@ -13,8 +13,8 @@ from torch.optim import Optimizer
 from samestep.config import load_config
 from samestep.config.optim import OptimizerConfig
 from samestep.errors import ConfigError, TaskError
-from samestep.optim.lr_scaling import describe_scaling, lr_factor
 from samestep.optim.optimizers import build_optimizers, describe_optimizer
+from samestep.optim.schedules import describe_scaling, lr_factor
 
 CPU = torch.device("cpu")
 

@@ -7,8 +7,7 @@ from typing import Any
 
 import pytest
 
-from samestep.config.named_classes import argument_mistakes, arguments_of
-from samestep.optim.registry import classes_of, closest, with_tuples
+from samestep.config.named_classes import argument_mistakes, arguments_of, classes_of, closest, with_tuples
 
 
 class Base:

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from samestep.lanes.tree import LaneTree
-from samestep.reduce.mean_loss import mean_loss
+from samestep.reduce.stats import mean_loss
 
 CPU = torch.device("cpu")
 

@@ -7,9 +7,8 @@ from dataclasses import replace
 import pytest
 
 from samestep.errors import RunDirError
-from samestep.report.curves.axes import axes_of
 from samestep.report.curves.history import Series
-from samestep.report.curves.panels import panels_of
+from samestep.report.curves.panels import axes_of, panels_of
 from tests.unit.report.runs import history
 
 

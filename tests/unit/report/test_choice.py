@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from samestep.errors import RunDirError
-from samestep.report.curves.choice import base, choose, title
+from samestep.report.curves.panels import base, choose, title
 from tests.unit.report.runs import history
 
 ONE = [1.0]

@@ -13,10 +13,9 @@ from typing import Any
 import pytest
 
 from samestep.errors import MissingExtraError, OutputError
-from samestep.report.curves.choice import choose
 from samestep.report.curves.history import History, read_histories
 from samestep.report.curves.page import write_html
-from samestep.report.curves.panels import panels_of
+from samestep.report.curves.panels import choose, panels_of
 from samestep.report.picture import write_panels
 from tests.unit.report.runs import history, write_run
 

@@ -7,7 +7,7 @@ import io
 import pytest
 from PIL import Image
 
-from samestep.report.png import png
+from samestep.models.embeddings.report import png
 
 
 def test_gray_and_color_are_read_back_to_the_byte() -> None:

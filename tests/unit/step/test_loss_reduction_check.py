@@ -10,8 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from samestep.step.loss_reduction_check import ReductionCheckedTerms, is_mean, warning_about
-from samestep.step.loss_terms import OneLoss
+from samestep.step.loss_terms import OneLoss, ReductionCheckedTerms, is_mean, warning_about
 
 N = 8
 LABELS = torch.arange(N) % 3

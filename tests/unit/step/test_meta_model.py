@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from samestep.errors import TaskError
-from samestep.step.meta_model import give_memory
+from samestep.step.run_objects import give_memory
 
 
 def _made(persistent: bool = True) -> Any:

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.optim import LBFGS, SGD
 
 from samestep.errors import TaskError
-from samestep.step.supported import refuse_unsupported
+from samestep.step.run_objects import refuse_unsupported
 from tests.unit.step.engines import Steps
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda")

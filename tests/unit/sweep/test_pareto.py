@@ -11,10 +11,9 @@ from typer.testing import CliRunner
 
 from samestep.cli import app
 from samestep.sweep.loading import LoadedSweep
-from samestep.sweep.pareto import best_words, front
 from samestep.sweep.plots import plots_of
 from samestep.sweep.reading import trials_of
-from samestep.sweep.storage import Storage
+from samestep.sweep.storage import Storage, best_words, front
 from tests.unit.sweep.studies import begin_study
 
 VALUES = [(0.9, 5.0), (0.8, 2.0), (0.8, 3.0), (0.7, 2.0), (0.9, 5.0)]

@@ -15,10 +15,9 @@ from typer.testing import CliRunner
 from samestep.cli import app
 from samestep.errors import RunDirError
 from samestep.parsing.plain_yaml import parse_yaml
-from samestep.sweep.latency import Latency, Seconds
 from samestep.sweep.loading import LoadedSweep
 from samestep.sweep.plots import plots_of
-from samestep.sweep.selection import prefer_faster
+from samestep.sweep.selection import Latency, Seconds, prefer_faster
 from samestep.sweep.storage import Storage
 from tests.unit.sweep.studies import begin_study
 

@@ -11,7 +11,7 @@ import pytest
 
 from samestep.config import Config, load_config
 from samestep.errors import ConfigError, MissingExtraError
-from samestep.tracking.ids import TrackerIds
+from samestep.tracking.contract import TrackerIds
 from samestep.tracking.trackers import open_trackers
 
 OWN = """

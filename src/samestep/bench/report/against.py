@@ -6,11 +6,10 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
-from samestep.bench.mann_whitney import ratio_confidence_interval
 from samestep.bench.report.fields import Row, describe, identity
 from samestep.bench.report.results import Result
 from samestep.bench.report.targets import OURS, format_ratio
-from samestep.bench.statistics import Spread
+from samestep.bench.statistics import Spread, ratio_confidence_interval
 from samestep.report.format import format_bytes, format_seconds
 
 TOLERANCE = 0.05

@@ -7,8 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from samestep.bench.mann_whitney import ratio_confidence_interval
-from samestep.bench.statistics import WORTH, Spread, spread_of
+from samestep.bench.statistics import WORTH, Spread, ratio_confidence_interval, spread_of
 from samestep.errors import TextError
 from samestep.report.format import format_seconds
 

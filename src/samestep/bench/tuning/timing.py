@@ -28,11 +28,11 @@ from samestep.config.measuring_run import endless_run
 from samestep.distributed.context import RunContext
 from samestep.distributed.hardware import detect_hardware
 from samestep.distributed.signals import stopping_at_once
-from samestep.environment.cgroups import read_limits
+from samestep.environment.hardware import read_limits
 from samestep.errors import OutOfMemory, PlanError, PrecisionError
 from samestep.run.run import Run
+from samestep.step.run_objects import lonely_samples
 from samestep.step.step import Step
-from samestep.step.supported import lonely_samples
 from samestep.tracking.progress import TurnProgress
 from samestep.tracking.step_times import peak_memory
 from samestep.train.loop import Training

@@ -52,13 +52,7 @@ def rule_rows(rules: Sequence[Rule]) -> list[tuple[str, str, str, str]]:
 
 
 def write_report(found: Scan, title: str, path: Path) -> None:
-    """Write a page with the table by rules, and every place under its rule.
-
-    Args:
-        found: What was found.
-        title: What was read, for the heading.
-        path: The file to write.
-    """
+    """Write a page with the table by rules, and every place under its rule."""
     lines = [
         [Cell(f'<a href="#{name}"><code>{name}</code></a>'), str(count), effect, what]
         for name, count, effect, what in rows(found)

@@ -13,10 +13,6 @@ RULES: dict[str, Rule] = {rule.name: rule for family in _FAMILIES for rule in fa
 def chosen_rules(wanted: str, ignored: str) -> list[Rule]:
     """Return the rules to look for.
 
-    Args:
-        wanted: Their names, with commas between; empty for all.
-        ignored: Names of those to leave out.
-
     Raises:
         PlanError: A name is none of a rule.
     """

@@ -1,4 +1,4 @@
-"""Reads files and applies rules."""
+"""Reads files, notebooks without what only IPython understands too, and applies rules."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from typing import Any
 from samestep.check.code.rule import Finding, Rule
 from samestep.check.code.training import Code
 from samestep.errors import OutputError, TextError
+from samestep.parsing.json_text import read_json
 from samestep.parsing.limits import short
-from samestep.parsing.notebook_text import Cell, notebook_cells
 from samestep.parsing.python_text import parse_python_text, read_python
 
 SUFFIXES = (".py", ".ipynb")
@@ -110,10 +110,6 @@ class _File:
 
 def scan(paths: Sequence[Path], rules: Sequence[Rule]) -> Scan:
     """Look for what breaks or differs on several ranks; nothing is imported or run.
-
-    Args:
-        paths: Folders, Python files, notebooks.
-        rules: What to look for.
 
     Raises:
         OutputError: A path is not there, or holds no Python.
@@ -209,3 +205,40 @@ def _is_python(cell: Cell, path: Path, found: Scan) -> bool:
         found.skipped[f"{path}:cell {cell.number}"] = str(error)
         return False
     return True
+
+
+_MAGIC = re.compile(r"^(\s*)(?:[%!?]|\w+(?:\s*,\s*\w+)*\s*=\s*[%!]|[\w.]+\?{1,2}\s*$).*$")
+"""A line of IPython's: `%matplotlib inline`, `!ls`, `files = !ls`, `model?`."""
+_STILL_PYTHON = re.compile(r"^%%(time|timeit|capture|prun)\b")
+"""Magics of a whole cell whose other lines are Python."""
+
+
+@dataclass(frozen=True)
+class Cell:
+    number: int
+    """Among all cells, from 1."""
+    code: str
+
+
+def notebook_cells(path: Path) -> list[Cell]:
+    """Return the cells with Python code; raises a `TextError` if the file is no notebook.
+
+    Lines of IPython's own become `pass`, so that lines keep their numbers.
+    """
+    found = read_json(path)
+    cells = found.get("cells") if isinstance(found, dict) else None
+    if not isinstance(cells, list):
+        raise TextError("is no notebook: it has no list of cells (nbformat 4)")
+    return list(_code_cells(cells))
+
+
+def _code_cells(cells: list[Any]) -> Iterator[Cell]:
+    for number, cell in enumerate(cells, start=1):
+        if not isinstance(cell, dict) or cell.get("cell_type") != "code":
+            continue
+        source = cell.get("source", "")
+        text = "".join(map(str, source)) if isinstance(source, list) else str(source)
+        if text.lstrip().startswith("%%") and not _STILL_PYTHON.match(text.lstrip()):
+            continue
+        lines = (_MAGIC.sub(r"\1pass", line) for line in text.splitlines())
+        yield Cell(number, "\n".join(lines))

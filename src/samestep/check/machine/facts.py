@@ -14,8 +14,7 @@ from pathlib import Path
 from samestep.check.machine.findings import Finding, Place
 from samestep.config import Config
 from samestep.distributed.placement import Placement
-from samestep.environment.cgroups import read_limits, read_text
-from samestep.environment.hardware import Hardware, allowed_cpus, hardware_without_torch
+from samestep.environment.hardware import Hardware, allowed_cpus, hardware_without_torch, read_limits, read_text
 from samestep.environment.interfaces import Interface, list_interfaces, own_address
 from samestep.environment.torch_build import installed_torch
 from samestep.version import __version__
@@ -129,7 +128,6 @@ def inspect_machine(environ: Mapping[str, str], *, quick: bool = False) -> Machi
     """Return what this process sees of its machine.
 
     Args:
-        environ: Environment variables.
         quick: Whether the files of torch are enough where there is no GPU: importing it takes seconds.
     """
     limits = read_limits()

@@ -16,8 +16,7 @@ from samestep.check.machine.facts import Load, Machine
 from samestep.check.machine.findings import Finding, ok
 from samestep.config import Config
 from samestep.errors import PlanError
-from samestep.lanes.assignment import LaneAssignment
-from samestep.lanes.plan import deal_lanes, deal_rounds
+from samestep.lanes.plan import LaneAssignment, deal_lanes, deal_rounds
 from samestep.optim.optimizers import build_optimizers
 from samestep.reduce.owners import Owners
 from samestep.reduce.weight_units import cut_units

@@ -65,7 +65,7 @@ def scaling(
     Example: samestep bench scaling config.yaml --worlds 1,2,4
     """
     from samestep.bench.programs import threads_of_ranks
-    from samestep.bench.scaling_request import ScalingRequest, parse_variants
+    from samestep.bench.scaling_plan import ScalingRequest, parse_variants
     from samestep.config import Config
 
     config = asked.load(lambda: Config(name="bench", steps=1))

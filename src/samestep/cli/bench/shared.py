@@ -28,7 +28,7 @@ from samestep.cli.app import (
     usable,
 )
 from samestep.cli.ranks import as_rank
-from samestep.distributed.deferred_signals import DeferredSignals
+from samestep.distributed.signals import DeferredSignals
 from samestep.environment.launch import detect_launch
 from samestep.environment.variables import process_environment
 

@@ -10,7 +10,7 @@ import typer
 from samestep.cli.app import AsJson, ConfigFile, Overrides, Via, guarded, reporting
 from samestep.cli.bench.shared import Hosts, Nodes, Page, Start, ViaOption, Worlds, print_presentation, refuse_files
 from samestep.cli.tune.shared import Rounds, Steps, tune_app
-from samestep.distributed.deferred_signals import DeferredSignals
+from samestep.distributed.signals import DeferredSignals
 
 Lanes = Annotated[str, typer.Option(help="Numbers of lanes; 1,2,4,8,16 and the config's own, if not given.")]
 Parallel = Annotated[str, typer.Option(help="On GPUs: lanes side by side, such as 1,4,8; as configured, if not given.")]

@@ -14,7 +14,7 @@ from samestep.cli.app import AsJson, ConfigFile, LocalRank, Overrides, guarded, 
 from samestep.cli.config_layer import Setting, refuse_layer, write_layer
 from samestep.cli.ranks import as_rank
 from samestep.cli.tune.shared import tune_app
-from samestep.distributed.deferred_signals import DeferredSignals
+from samestep.distributed.signals import DeferredSignals
 from samestep.errors import NO_SUGGESTION, MissingExtraError, RunDirError
 
 if TYPE_CHECKING:

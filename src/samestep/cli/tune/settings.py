@@ -14,7 +14,7 @@ import typer
 from samestep.cli.app import AsJson, Overrides, guarded, print_rows, reporting, usable
 from samestep.cli.config_layer import Setting, refuse_layer, write_layer
 from samestep.cli.tune.shared import Rounds, Steps, tune_app
-from samestep.distributed.deferred_signals import DeferredSignals
+from samestep.distributed.signals import DeferredSignals
 from samestep.environment.variables import process_environment
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ import typer
 
 from samestep.cli.app import MODELS, ConfigFile, Launched, LocalRank, Overrides, app, guarded
 from samestep.cli.ranks import as_rank
-from samestep.distributed.deferred_signals import DeferredSignals
+from samestep.distributed.signals import DeferredSignals
 
 tune_app = typer.Typer(help="Measure which settings suit a training on this machine.", no_args_is_help=True)
 app.add_typer(tune_app, name="tune", rich_help_panel=MODELS)

@@ -8,10 +8,9 @@ from pathlib import Path
 from samestep.cli.ui.view import Link, View
 from samestep.errors import RunDirError
 from samestep.report.chart import Panel
-from samestep.report.curves.choice import MOST_PANELS, choose, known_metrics
 from samestep.report.curves.history import History, HistoryReader, labels
 from samestep.report.curves.page import differences_table, metrics_table
-from samestep.report.curves.panels import panels_of
+from samestep.report.curves.panels import MOST_PANELS, choose, known_metrics, panels_of
 
 
 class CompareView(View):

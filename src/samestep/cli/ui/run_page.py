@@ -21,9 +21,8 @@ from samestep.parsing.files import open_regular
 from samestep.parsing.json_text import read_object
 from samestep.parsing.limits import visible
 from samestep.report.chart import Panel
-from samestep.report.curves.choice import MOST_PANELS, choose, known_metrics
 from samestep.report.curves.history import HistoryReader
-from samestep.report.curves.panels import panels_of
+from samestep.report.curves.panels import MOST_PANELS, choose, known_metrics, panels_of
 from samestep.report.run_facts import flat_config
 from samestep.report.table import code, html_table, marked
 from samestep.run.run_dir import RANKS

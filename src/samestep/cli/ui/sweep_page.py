@@ -48,8 +48,7 @@ class SweepView(View):
         return {"trials": self._table(loaded, trials, link)}
 
     def _table(self, loaded: LoadedSweep, trials: Sequence[TrialRecord], link: Link) -> str:
-        from samestep.sweep.pareto import best_words
-        from samestep.sweep.storage import best_of
+        from samestep.sweep.storage import best_of, best_words
 
         sweep = loaded.sweep
         best = best_of(sweep, list(trials))

@@ -1,7 +1,11 @@
-"""Reports where every rank is, from the heartbeats: which rank the others wait for, and why."""
+"""Reports where every rank is, from the heartbeats and from ranks' own answers: which one the others wait for, and why.
+
+The cause of a run's end is left in the store by the first rank that knows it.
+"""
 
 from __future__ import annotations
 
+import json
 import os
 import time
 from collections.abc import Mapping, Sequence
@@ -11,6 +15,9 @@ from pathlib import Path
 from typing import Any, Literal
 
 from samestep.distributed.health.activity import EXCHANGE, READING, Activity
+from samestep.distributed.health.peer_errors import unmatched_calls
+from samestep.errors import SamestepError
+from samestep.tracebacks import format_error
 
 ProcessState = Literal["", "gone", "stopped", "running"]
 
@@ -149,3 +156,60 @@ def _ranks(numbers: Sequence[int]) -> str:
         block = [number for _, number in run]
         parts.append(str(block[0]) if len(block) == 1 else f"{block[0]}-{block[-1]}")
     return f"{'rank' if len(numbers) == 1 else 'ranks'} {', '.join(parts)}"
+
+
+Answers = Mapping[int, Mapping[str, Any]]
+"""By rank."""
+
+
+def calls_of(answers: Answers) -> dict[int, Calls]:
+    """Return the last collectives of each rank."""
+    return {rank: [tuple(call) for call in answer["calls"]] for rank, answer in answers.items()}
+
+
+def stacks_of(answers: Answers) -> dict[int, str]:
+    """Return the Python stack of each rank."""
+    return {rank: answer["stack"] for rank, answer in answers.items()}
+
+
+def unmatched(beats: Sequence[Beat], answers: Answers) -> str | None:
+    """Return a message if ranks wait in a collective of the user's own that others do not call."""
+    waiting = [beat.rank for beat in beats if not beat.is_awaited]
+    stacks = stacks_of(answers)
+    return unmatched_calls({b.rank: stacks.get(b.rank, "") for b in beats}, waiting)
+
+
+def parted(answers: Answers) -> str | None:
+    """Return a message, with all stacks, if ranks have called different collectives under one number."""
+    found = different_calls(calls_of(answers))
+    if found is None:
+        return None
+    advice = "Every rank must make the same calls: none of them behind `if run.is_main:`"
+    stacks = [f"rank {rank}'s Python stack:\n{text}" for rank, text in stacks_of(answers).items()]
+    return "\n".join([f"{found}. {advice}", *stacks])
+
+
+_LONGEST_TRACE = 8000
+
+
+def failure_of(rank: int, host: str, error: BaseException) -> str:
+    """Return a rank that fails by itself."""
+    kind, first_line = type(error).__name__, next(iter(str(error).splitlines()), "")
+    # The last part of its traceback, for users who cannot see the other machine's terminal.
+    ours = isinstance(error, SamestepError)
+    trace = "" if ours else format_error(error)[-_LONGEST_TRACE:]
+    message = f"{kind}: {first_line}"
+    return json.dumps({"rank": rank, "host": host, "kind": kind, "message": message, "trace": trace})
+
+
+def absence_of(gone: Beat) -> str:
+    """Return a rank that is gone, and cannot tell."""
+    message = f"gone: it {gone.where()}"
+    return json.dumps({"rank": gone.rank, "host": gone.host, "kind": "gone", "message": message})
+
+
+def failed_first(cause: Mapping[str, Any]) -> str:
+    """Return a cause, for people."""
+    rank, host, message = (cause.get(key) for key in ("rank", "host", "message"))
+    headline = f"rank {rank} on {host} failed first: {message}"
+    return "\n".join(filter(None, [headline, str(cause.get("trace", "")).rstrip()]))

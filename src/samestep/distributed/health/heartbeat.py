@@ -22,10 +22,20 @@ from typing import IO, Any
 from torch.distributed import PrefixStore  # type: ignore[attr-defined]
 
 from samestep.distributed.health.activity import BETWEEN_STEPS, EXCHANGE, READING, SAVE, STARTING, Activity
-from samestep.distributed.health.answers import calls_of, parted, stacks_of, unmatched
-from samestep.distributed.health.causes import absence_of, failed_first, failure_of
 from samestep.distributed.health.failure_report import report_failure
-from samestep.distributed.health.hang_report import Beat, different_calls, hang_report, process_state
+from samestep.distributed.health.hang_report import (
+    Beat,
+    absence_of,
+    calls_of,
+    different_calls,
+    failed_first,
+    failure_of,
+    hang_report,
+    parted,
+    process_state,
+    stacks_of,
+    unmatched,
+)
 from samestep.distributed.health.store import TimeoutStore
 from samestep.environment.secret import Signer
 from samestep.environment.variables import agent_serves_store, process_environment

@@ -26,6 +26,7 @@ from torch.distributed.elastic.agent.server.api import (
 from torch.distributed.elastic.rendezvous.api import RendezvousError, RendezvousHandler
 
 from samestep.checkpoint.ownership import claim
+from samestep.distributed.signals import SignalForwarder
 from samestep.environment.secret import SECRET, new_secret, signer_of
 from samestep.environment.variables import exporting, launch_variables, process_environment, thread_variables
 from samestep.errors import InitError, LaunchError
@@ -34,7 +35,6 @@ from samestep.launch.run.exit_report import ExitReport, after_signal, exit_repor
 from samestep.launch.run.orphans import Reaper
 from samestep.launch.run.rank_processes import RankProcesses
 from samestep.launch.run.rendezvous import StaticRendezvous, elastic_rendezvous
-from samestep.launch.run.signal_forwarder import SignalForwarder
 from samestep.words import counted
 
 _SECONDS_TO_FOLLOW = 10.0

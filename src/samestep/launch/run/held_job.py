@@ -11,9 +11,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 from samestep.checkpoint.run_result import RunResult, read_result
+from samestep.distributed.signals import SignalForwarder
 from samestep.errors import CheckpointError, LaunchError, RankFailed, Stopped
 from samestep.launch.commands.slurm import SlurmJob
-from samestep.launch.run.signal_forwarder import SignalForwarder
 from samestep.launch.run.slurm import Submitted, cancel, follow_job, job_of_script, jobs_of, logs_of, state_of, submit
 from samestep.parsing.files import read_lines
 from samestep.parsing.limits import short

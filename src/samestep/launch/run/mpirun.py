@@ -13,12 +13,12 @@ from pathlib import Path
 from tempfile import TemporaryFile
 from typing import IO
 
+from samestep.distributed.signals import SignalForwarder
 from samestep.environment.secret import SECRET, new_secret
 from samestep.errors import LaunchError, RankFailed, Stopped, code_of_ranks
 from samestep.launch.commands.mpirun import Flavour, MpirunCommand, flavour_of
 from samestep.launch.commands.srun import SrunCommand
 from samestep.launch.run.orphans import Reaper
-from samestep.launch.run.signal_forwarder import SignalForwarder
 
 _SECONDS_TO_ANSWER = 20.0
 _SECONDS_TO_SAVE = 60.0

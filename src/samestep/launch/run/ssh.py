@@ -10,10 +10,10 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 
+from samestep.distributed.signals import SignalForwarder
 from samestep.environment.secret import new_secret
 from samestep.errors import LaunchError, RankFailed, Stopped, code_of_ranks
 from samestep.launch.commands.ssh import SshCommands
-from samestep.launch.run.signal_forwarder import SignalForwarder
 
 _SECONDS_TO_END = 10.0
 """How long the other agents get once one has failed: their ranks notice it by themselves."""

@@ -19,7 +19,7 @@ from samestep.data.sequential import SequentialSource
 from samestep.distributed.context import RunContext
 from samestep.errors import TaskError
 from samestep.evaluation.eval_rows import views_of
-from samestep.models.opened import Opened, dataset_of, open_trained, refuse_without_embeddings
+from samestep.models.trained_model import Opened, dataset_of, open_trained, refuse_without_embeddings
 from samestep.train.task import Task
 
 _STREAM = "embedding page"

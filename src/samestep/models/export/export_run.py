@@ -1,4 +1,7 @@
-"""From a run to a file that other programs load: written, loaded again and compared."""
+"""From a run to a file that other programs load: written, loaded again and compared.
+
+A new format is a module like torchscript.py and a row of `FORMATS`.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +9,7 @@ import hashlib
 import json
 import shutil
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -18,13 +21,29 @@ from torch import nn
 from samestep.checkpoint.files import Files, refuse_existing, sha256_of
 from samestep.errors import ExportDiffers, ExportError, TaskError
 from samestep.lanes.random_streams import INIT, derive, reseed
-from samestep.models.export.built import Built
+from samestep.models.export import graph, torchscript, weights
 from samestep.models.export.check import Agreement, check
 from samestep.models.export.examples import FORWARD, read_examples
-from samestep.models.export.formats import FORMATS, Format
-from samestep.models.export.subject import Runner, Subject, live_outputs, methods_to_keep
+from samestep.models.export.subject import Built, Runner, Subject, live_outputs, methods_to_keep
 from samestep.models.trained_model import Trained, load_trained
 from samestep.run.saver import versions
+
+
+@dataclass(frozen=True)
+class Format:
+    """A kind of file: its suffix, how a model is built for it, and how it is loaded and run."""
+
+    suffix: str
+    build: Callable[[Subject], Built]
+    load: Callable[[Path, Subject], Runner]
+
+
+FORMATS = {
+    "torchscript": Format(torchscript.SUFFIX, torchscript.build, torchscript.load),
+    "pt2": Format(graph.PT2_SUFFIX, graph.build_pt2, graph.load_pt2),
+    "onnx": Format(graph.ONNX_SUFFIX, graph.build_onnx, graph.load_onnx),
+    "safetensors": Format(weights.SUFFIX, weights.build, weights.load),
+}
 
 
 @dataclass(frozen=True)

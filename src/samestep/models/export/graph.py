@@ -12,9 +12,8 @@ from typing import Any
 import torch
 
 from samestep.errors import ExportError, MissingExtraError
-from samestep.models.export.built import METADATA_FILE, METADATA_KEY, Built, reason
 from samestep.models.export.examples import FORWARD, Inputs
-from samestep.models.export.subject import Runner, Subject, axis_name
+from samestep.models.export.subject import METADATA_FILE, METADATA_KEY, Built, Runner, Subject, axis_name, reason
 
 PT2_SUFFIX, ONNX_SUFFIX = ".pt2", ".onnx"
 

@@ -11,9 +11,8 @@ from typing import Any
 import torch
 
 from samestep.errors import ExportError
-from samestep.models.export.built import METADATA_FILE, Built, reason
 from samestep.models.export.examples import FORWARD, Inputs
-from samestep.models.export.subject import Runner, Subject
+from samestep.models.export.subject import METADATA_FILE, Built, Runner, Subject, reason
 
 SUFFIX = ".ts"
 

@@ -9,9 +9,8 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from samestep.errors import ExportError
-from samestep.models.export.built import METADATA_KEY, Built
 from samestep.models.export.examples import Inputs
-from samestep.models.export.subject import Runner, Subject
+from samestep.models.export.subject import METADATA_KEY, Built, Runner, Subject
 
 SUFFIX = ".safetensors"
 

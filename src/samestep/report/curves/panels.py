@@ -1,14 +1,18 @@
-"""From histories to what is drawn, in a picture or on a page."""
+"""From histories to what is drawn, in a picture or on a page: which metrics, in which order, over which axis."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Literal
+import math
+import re
+from bisect import bisect_right
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from itertools import accumulate
+from typing import Literal, get_args
 
 from samestep.errors import RunDirError
 from samestep.report.chart import COLORS, Line, Panel
-from samestep.report.curves.axes import AXES, Axes, AxisName, axes_of
-from samestep.report.curves.choice import base, title
 from samestep.report.curves.history import History
 from samestep.report.curves.thinning import flags, thin
 
@@ -100,3 +104,119 @@ def _rounded(values: Sequence[float | None]) -> list[float | None]:
 def _round(value: float) -> float:
     """To what a picture shows, which halves the page; `--json` has every bit."""
     return int(value) if float(value).is_integer() else float(f"{value:.{_DIGITS}g}")
+
+
+AxisName = Literal["step", "epoch", "seconds", "samples"]
+Axes = Mapping["AxisName", Callable[[float], float]]
+"""From a step to its place, by the axis."""
+AXES: tuple[AxisName, ...] = get_args(AxisName)
+
+
+def axes_of(history: History) -> Axes:
+    """Return a function from a step to its place on each axis that the run's numbers give.
+
+    The seconds are those of steps: pauses between them, and the time before a resume, are not counted. Samples are
+    full global batches.
+    """
+    found: dict[AxisName, Callable[[float], float]] = {"step": float}
+    if (epochs := history.metrics.get("epoch")) is not None and all(map(math.isfinite, epochs.values)):
+        found["epoch"] = _epochs(epochs.steps, epochs.values)
+    if (seconds := history.metrics.get("seconds")) is not None and all(map(math.isfinite, seconds.values)):
+        found["seconds"] = _Interpolation([*seconds.steps, seconds.steps[-1] + 1], [0.0, *accumulate(seconds.values)])
+    if history.global_batch:
+        found["samples"] = float(history.global_batch).__mul__
+    return found
+
+
+@dataclass(frozen=True)
+class _Interpolation:
+    """A line through points of ascending x, and its last piece beyond them."""
+
+    x: Sequence[float]
+    y: Sequence[float]
+
+    def __call__(self, at: float) -> float:
+        place = min(max(bisect_right(self.x, at) - 1, 0), len(self.x) - 2)
+        low, high = self.x[place], self.x[place + 1]
+        share = (at - low) / (high - low)
+        return self.y[place] + share * (self.y[place + 1] - self.y[place])
+
+
+def _epochs(steps: Sequence[int], values: Sequence[float]) -> Callable[[float], float]:
+    """Return epochs with their fractions; an epoch that has just begun is as long as the one before it."""
+    starts: dict[float, int] = {}
+    for step, epoch in zip(steps, values, strict=True):
+        starts.setdefault(epoch, step)
+    first = sorted(starts.items())
+    longest = first[-1][1] - first[-2][1] if len(first) > 1 else 0
+    end = first[-1][1] + max(longest, steps[-1] + 1 - first[-1][1])
+    return _Interpolation([*(step for _, step in first), end], [*(epoch for epoch, _ in first), first[-1][0] + 1])
+
+
+_FIRST = ("loss", "loss/*")
+_LAST = ("lr", "grad_norm", "loss_scale", "samples_per_second", "peak_memory_mb")
+_ON_REQUEST = ("epoch", "count", "seconds", "time_*", "rank_spread", "slowest_rank")
+"""Metrics of every run that are seldom drawn: `samestep show` prints them."""
+MOST_PANELS = 60
+_TITLES = {
+    "lr": "learning rate",
+    "grad_norm": "gradient norm",
+    "loss_scale": "loss scale",
+    "samples_per_second": "samples per second",
+    "peak_memory_mb": "peak memory in MB",
+}
+
+
+def known_metrics(histories: Sequence[History]) -> list[str]:
+    """Return the names of all that was measured, in the order of the first run that has it."""
+    return list(dict.fromkeys(name for history in histories for name in history.metrics))
+
+
+def choose(histories: Sequence[History], wanted: Sequence[str]) -> list[str]:
+    """Return the metrics to draw: what is wanted, or what a person follows.
+
+    Args:
+        histories: the runs.
+        wanted: names, also with the wildcards `*` and `?`; `lr` is all of `lr[0]`, `lr[1]`.
+
+    Raises:
+        RunDirError: if there is nothing, or nothing of such a name.
+    """
+    known = known_metrics(histories)
+    if not known:
+        raise RunDirError(
+            f"{', '.join(str(history.run) for history in histories)}: no numbers yet: they come "
+            "with every log_every steps"
+        )
+    if not wanted:
+        return _followed(known)
+    chosen: dict[str, None] = {}
+    for name in wanted:
+        matching = [one for one in known if _matches(one, name)]
+        if not matching:
+            raise RunDirError(f"no run has a metric {name!a}: there are {', '.join(known)}")
+        chosen |= dict.fromkeys(matching)
+    return list(chosen)
+
+
+def base(metric: str) -> str:
+    """Return what the curves of one list have in common: `lr` for `lr[0]`."""
+    return re.sub(r"\[[0-9]+\]$", "", metric)
+
+
+def title(metric: str) -> str:
+    """Return what a person calls it."""
+    return _TITLES.get(metric, metric)
+
+
+def _followed(known: Sequence[str]) -> list[str]:
+    def named(patterns: Sequence[str]) -> list[str]:
+        return [name for pattern in patterns for name in known if _matches(name, pattern)]
+
+    first, last, hidden = named(_FIRST), named(_LAST), named(_ON_REQUEST)
+    own = [name for name in known if name not in {*first, *last, *hidden}]
+    return [*first, *own, *last] or list(known)
+
+
+def _matches(name: str, pattern: str) -> bool:
+    return pattern in (name, base(name)) or fnmatchcase(name, pattern)

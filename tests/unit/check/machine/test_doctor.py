@@ -15,7 +15,7 @@ import pytest
 
 from samestep.check.machine.agreement import check_agreement
 from samestep.check.machine.facts import Load, Machine, RankReport, Space, inspect_machine
-from samestep.check.machine.findings import CheckReport, Finding, Place, at, merge, ok, spans
+from samestep.check.machine.findings import CheckReport, Finding, Place, at, merge, ok, print_report, spans, summary
 from samestep.check.machine.machine import (
     GB,
     MB,
@@ -42,7 +42,6 @@ from samestep.check.machine.network import (
 from samestep.check.machine.planned import check_lane_cost, check_lanes, check_optim, check_plan, check_task, digest
 from samestep.check.machine.ranks import check_all_reduce, check_clocks, check_order, check_sharing
 from samestep.check.machine.run_checks import check_launch, run_checks
-from samestep.check.machine.show import print_report, summary
 from samestep.config import Config, load_config
 from samestep.distributed.probe import Reduced
 from samestep.environment.fact import Fact

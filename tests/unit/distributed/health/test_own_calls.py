@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 
 import samestep
-from samestep.distributed.health.own_calls import own_call, unmatched_calls
+from samestep.distributed.health.peer_errors import own_call, unmatched_calls
 
 TORCH = Path(torch.__file__).parent
 USER = '  File "/home/me/task.py", line 12, in loss\n    dist.all_reduce(x)\n'
