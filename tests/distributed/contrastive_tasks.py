@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
 import samestep
+from samestep.losses import contrastive
 
 SAMPLES, FEATURES, CLASSES, SIZE = 90, 6, 4, 5
 

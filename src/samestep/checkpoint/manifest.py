@@ -8,12 +8,14 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
+from functools import cache
 from pathlib import Path, PurePath
 from stat import S_ISREG
-from types import NoneType
-from typing import Any
+from typing import Annotated, Any
+
+from pydantic import AfterValidator, ConfigDict, Field, TypeAdapter, ValidationError
 
 from samestep.checkpoint.files import sha256_of
 from samestep.errors import CheckpointError, TextError
@@ -28,38 +30,58 @@ SURVIVOR = ".survivor-"
 """Before the rank in the name under which a survivor of lost ranks writes."""
 
 
+def _in_the_folder(name: str) -> str:
+    if PurePath(name).name != name:
+        raise ValueError("leads elsewhere")
+    return name
+
+
+def _with_threads(plan: Mapping[str, Any]) -> Mapping[str, Any]:
+    threads = plan.get("threads_per_rank", 1)
+    if type(threads) is not int or threads < 0:
+        raise ValueError("threads_per_rank is no count")
+    return plan
+
+
+Count = Annotated[int, Field(strict=True, ge=0, lt=10**13)]
+Time = Annotated[float, Field(strict=True, ge=0, lt=250_000_000_000, allow_inf_nan=False)]
+"""Seconds since 1970 that a calendar can show."""
+FileName = Annotated[str, AfterValidator(_in_the_folder)]
+
+
 @dataclass(frozen=True)
 class Best:
     """The step with the best evaluation so far."""
 
-    step: int
+    __pydantic_config__ = ConfigDict(extra="forbid")
+    step: Count
     metric: str
-    value: float
+    value: Annotated[float, Field(strict=True)]
 
 
 @dataclass(frozen=True)
 class Manifest:
     """The contents of a checkpoint, and how it came about."""
 
-    step: int
+    __pydantic_config__ = ConfigDict(extra="forbid")
+    step: Count
     """Completed steps."""
-    epoch: int
+    epoch: Count
     """Completed epochs."""
-    world: int
+    world: Count
     """Ranks of the run when this was written; any other number can resume from it."""
-    saved_at: float
-    """Seconds since 1970."""
+    saved_at: Time
     metrics: Mapping[str, Any]
     """The last evaluation's values."""
     best: Best | None
     ended: str | None
     """Why the run ended with this step; None if it did not."""
     config: Mapping[str, Any]
-    plan: Mapping[str, Any]
+    plan: Annotated[Mapping[str, Any], AfterValidator(_with_threads)]
     versions: Mapping[str, str]
-    files: Mapping[str, tuple[str, int]] = field(default_factory=dict)
+    files: Mapping[FileName, tuple[str, Count]] = field(default_factory=dict)
     """Checksum and size of each file."""
-    measured: int | None = None
+    measured: Count | None = None
     """The step whose weights the metrics are of; None if nothing was evaluated yet."""
 
     def value_of(self, metric: str) -> float | None:
@@ -92,59 +114,18 @@ class Manifest:
             raise CheckpointError(
                 f"it is of format {short(str(number))}, and this samestep reads {FORMAT}: use the version that wrote it"
             )
-        return cls(**_typed(document))
+        try:
+            return _adapter().validate_python(document)
+        except ValidationError as error:  # a checksum keeps no author out
+            wrong = error.errors()[0]
+            name = short(".".join(map(str, wrong["loc"])))
+            shown = f"no {name}" if wrong["type"] == "missing" else f"{name}: {short(repr(wrong['input']), 80)}"
+            raise CheckpointError(f"{MANIFEST} is damaged: it has {shown}") from None
 
 
-_COUNT, _NUMBER, _TEXT = (int,), (int, float), (str,)
-_KINDS: dict[str, tuple[type, ...]] = {
-    "step": _COUNT, "epoch": _COUNT, "world": _COUNT, "saved_at": _NUMBER, "metrics": (dict,),
-    "best": (dict, NoneType), "ended": (str, NoneType), "config": (dict,), "plan": (dict,), "versions": (dict,),
-    "files": (dict,), "measured": (int, NoneType),
-}  # fmt: skip
-_ADDED_LATER = ("files", "measured")
-_BEST = {"step": _COUNT, "metric": _TEXT, "value": _NUMBER}
-_MOST = 10**13
-"""Above every count."""
-_LAST_TIME = 250_000_000_000
-"""Seconds since 1970 that a calendar can show."""
-
-
-def _typed(document: dict[str, Any]) -> dict[str, Any]:
-    """Return the fields of a manifest; raises if one is not of its kind: a checksum keeps no author out."""
-    _check_fields("", document, _KINDS, _ADDED_LATER)
-    best, files = document["best"], document.get("files", {})
-    if not document["saved_at"] < _LAST_TIME:
-        raise CheckpointError(f"{MANIFEST} is damaged: it has saved_at: {document['saved_at']}")
-    if best is not None:
-        _check_fields("best.", best, _BEST)
-    for name, entry in files.items():
-        sound = isinstance(entry, list) and [type(part) for part in entry] == [str, int]
-        if not sound or PurePath(name).name != name:
-            raise CheckpointError(f"{MANIFEST} is damaged: files has {short(repr(name))}: {entry!r:.80}")
-    _check_fields("versions.", document["versions"], dict.fromkeys(document["versions"], _TEXT))
-    threads = document["plan"].get("threads_per_rank", 1)
-    _check_fields("plan.", {"threads_per_rank": threads}, {"threads_per_rank": _COUNT})
-    found = {name: (digest, size) for name, (digest, size) in files.items()}
-    return {**document, "best": None if best is None else Best(**best), "files": found}
-
-
-def _check_fields(
-    prefix: str, found: Mapping[str, Any], kinds: Mapping[str, tuple[type, ...]], optional: Sequence[str] = ()
-) -> None:
-    names = [*kinds, *(name for name in found if name not in kinds)]
-    for name in names:
-        if name not in found and name not in optional:
-            raise CheckpointError(f"{MANIFEST} is damaged: it has no {prefix}{name}")
-        if name in found and not _fits(found[name], kinds.get(name, ()), prefix != "best."):
-            shown = f"{short(prefix + name)}: {short(repr(found[name]), 80)}"
-            raise CheckpointError(f"{MANIFEST} is damaged: it has {shown}")
-
-
-def _fits(value: Any, kinds: tuple[type, ...], is_limited: bool) -> bool:
-    if type(value) not in kinds:
-        return False
-    is_number = isinstance(value, (int, float)) and (is_limited or isinstance(value, int))
-    return not is_number or 0 <= value < _MOST
+@cache
+def _adapter() -> TypeAdapter[Manifest]:
+    return TypeAdapter(Manifest)
 
 
 def _digest(document: Mapping[str, Any]) -> str:

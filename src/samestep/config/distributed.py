@@ -9,21 +9,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
-from samestep.config.bounds import (
-    MOST_ENTRIES,
-    MOST_RANKS,
-    Cpus,
-    Gpu,
-    LaneWeight,
-    NodeRank,
-    Nodes,
-    Port,
-    Rank,
-    Ranks,
-    RanksPerNode,
-    Seconds,
-    SecondsOfSilence,
-)
+from samestep.config import bounds
 from samestep.environment.variables import process_environment
 from samestep.errors import ConfigError, Mistake, TextError
 from samestep.parsing.json_text import parse_json
@@ -80,18 +66,18 @@ class DistributedConfig(BaseModel):
     enabled: bool | Auto = Field("auto", description="false refuses to run as a rank")
     backend: Literal["auto", "nccl", "gloo"] = Field("auto", description="nccl on GPUs, else gloo")
     device: Literal["auto", "cpu", "cuda"] = Field("auto", description="cuda where there is one")
-    world_size: Ranks | Auto = Field("auto", description="ranks in the run")
-    rank: Rank | Auto = Field("auto", description="set only when starting ranks yourself")
-    num_nodes: Nodes | Auto = Field("auto", description="machines in the run")
-    node_rank: NodeRank | Auto = Field("auto", description="this machine's number")
-    num_gpus_per_node: RanksPerNode | Auto = Field("auto", description="ranks on each machine")
-    device_ids: tuple[Gpu, ...] | None = Field(
-        None, max_length=MOST_ENTRIES, description="GPUs of this machine, one per local rank"
+    world_size: bounds.Ranks | Auto = Field("auto", description="ranks in the run")
+    rank: bounds.Rank | Auto = Field("auto", description="set only when starting ranks yourself")
+    num_nodes: bounds.Nodes | Auto = Field("auto", description="machines in the run")
+    node_rank: bounds.NodeRank | Auto = Field("auto", description="this machine's number")
+    num_gpus_per_node: bounds.RanksPerNode | Auto = Field("auto", description="ranks on each machine")
+    device_ids: tuple[bounds.Gpu, ...] | None = Field(
+        None, max_length=bounds.MOST_ENTRIES, description="GPUs of this machine, one per local rank"
     )
     master_addr: Variable = Field("auto", description="host of rank 0")
-    master_port: Port | Auto = Field("auto", description="a free port on that host")
-    timeout: Seconds = Field(600.0, description="seconds a collective may wait")
-    lost_after: SecondsOfSilence = Field(
+    master_port: bounds.Port | Auto = Field("auto", description="a free port on that host")
+    timeout: bounds.Seconds = Field(600.0, description="seconds a collective may wait")
+    lost_after: bounds.SecondsOfSilence = Field(
         120.0, description="seconds of silence after which a rank that others wait for is lost"
     )
     on_init_failure: Literal["fail", "fallback"] = Field(
@@ -100,18 +86,18 @@ class DistributedConfig(BaseModel):
     launch_method: LaunchMethod = Field(
         "torchrun", description="how samestep launch starts the ranks, unless --via is given"
     )
-    threads_per_rank: Cpus | Auto = Field(
+    threads_per_rank: bounds.Cpus | Auto = Field(
         "auto",
         description="auto: OMP_NUM_THREADS if it is set, 1 for same: bits on CPUs, else each rank's "
         "share of its machine's CPUs",
     )
     network: dict[str, Variable] = Field(
         {},
-        max_length=MOST_ENTRIES,
+        max_length=bounds.MOST_ENTRIES,
         description="NCCL_*, GLOO_* and TORCH_* variables; the environment takes precedence",
     )
-    lane_weights: tuple[LaneWeight, ...] | None = Field(
-        None, max_length=MOST_RANKS, description="share of the lanes per rank, for uneven machines"
+    lane_weights: tuple[bounds.LaneWeight, ...] | None = Field(
+        None, max_length=bounds.MOST_RANKS, description="share of the lanes per rank, for uneven machines"
     )
     shard: Literal["none", "optimizer", "weights"] = Field(
         "none",
@@ -120,7 +106,7 @@ class DistributedConfig(BaseModel):
     )
     shard_blocks: tuple[str, ...] = Field(
         (),
-        max_length=MOST_ENTRIES,
+        max_length=bounds.MOST_ENTRIES,
         description="modules whose weights are gathered together (shard: weights), as patterns of names such as "
         "layers.*; the children of the largest ModuleList or Sequential unless given",
     )

@@ -6,18 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from samestep.config.bounds import (
-    MOST_ENTRIES,
-    Above0,
-    Factor,
-    From0,
-    Lanes,
-    Samples,
-    Scale,
-    Share,
-    Steps,
-    StepsFromZero,
-)
+from samestep.config import bounds
 from samestep.config.distributed import Auto
 from samestep.errors import Mistake
 
@@ -31,13 +20,13 @@ class Section(BaseModel):
 class LossScaleConfig(Section):
     """Dynamic loss scaling, with precision fp16. The scale applies to the mean loss."""
 
-    init: Scale = Field(65536.0, description="the scale of the first step")
-    growth: Factor = Field(2.0, description="factor when it grows")
+    init: bounds.Scale = Field(65536.0, description="the scale of the first step")
+    growth: bounds.Factor = Field(2.0, description="factor when it grows")
     backoff: Annotated[float, Field(gt=0, lt=1)] = Field(0.5, description="factor at an overflow")
-    interval: Steps = Field(2000, description="steps without overflow before it grows")
-    min: Scale = Field(1.0, description="an overflow at this scale ends the run")
-    max: Scale = Field(2.0**24, description="it grows no further")
-    hysteresis: Steps = Field(1, description="overflows in a row before it shrinks")
+    interval: bounds.Steps = Field(2000, description="steps without overflow before it grows")
+    min: bounds.Scale = Field(1.0, description="an overflow at this scale ends the run")
+    max: bounds.Scale = Field(2.0**24, description="it grows no further")
+    hysteresis: bounds.Steps = Field(1, description="overflows in a row before it shrinks")
 
     def mistakes(self) -> list[Mistake]:
         """Return the contradictions within this section."""
@@ -50,10 +39,10 @@ class LossScaleConfig(Section):
 class ClipConfig(Section):
     """Limits on the gradient, after the sum over all lanes; at most one of the three."""
 
-    norm: Above0 | None = Field(None, description="largest norm")
-    value: Above0 | None = Field(None, description="largest absolute value")
-    adaptive: Above0 | None = Field(None, description="largest multiple of the running norm")
-    memory: Share = Field(0.98, description="share of the running norm that is kept each step")
+    norm: bounds.Above0 | None = Field(None, description="largest norm")
+    value: bounds.Above0 | None = Field(None, description="largest absolute value")
+    adaptive: bounds.Above0 | None = Field(None, description="largest multiple of the running norm")
+    memory: bounds.Share = Field(0.98, description="share of the running norm that is kept each step")
     per_group: bool = Field(False, description="each parameter group by its own norm")
 
     @property
@@ -75,26 +64,28 @@ class GroupConfig(Section):
     """Parameters with their own settings; the first group that matches a name applies."""
 
     match: tuple[str, ...] = Field(
-        min_length=1, max_length=MOST_ENTRIES, description="patterns of parameter names, such as head.*"
+        min_length=1, max_length=bounds.MOST_ENTRIES, description="patterns of parameter names, such as head.*"
     )
     name: str | None = Field(None, description="another optimizer for this group")
-    lr: From0 | None = Field(None, description="learning rate of this group")
-    weight_decay: From0 | None = Field(None, description="weight decay of this group")
-    args: dict[str, Any] = Field({}, max_length=MOST_ENTRIES, description="further arguments of the optimizer")
+    lr: bounds.From0 | None = Field(None, description="learning rate of this group")
+    weight_decay: bounds.From0 | None = Field(None, description="weight decay of this group")
+    args: dict[str, Any] = Field({}, max_length=bounds.MOST_ENTRIES, description="further arguments of the optimizer")
 
 
 class OptimizerConfig(Section):
     """Optimizers by name, in place of the task's."""
 
     name: str = Field("adamw", description="a class of torch.optim, such as adamw or sgd")
-    lr: From0 = Field(1e-3, description="learning rate")
-    weight_decay: From0 | None = Field(None, description="torch's default if not set")
+    lr: bounds.From0 = Field(1e-3, description="learning rate")
+    weight_decay: bounds.From0 | None = Field(None, description="torch's default if not set")
     no_decay: tuple[str, ...] = Field(
-        ("bias", "norm"), max_length=MOST_ENTRIES, description="no weight decay for: bias, norm, or patterns of names"
+        ("bias", "norm"),
+        max_length=bounds.MOST_ENTRIES,
+        description="no weight decay for: bias, norm, or patterns of names",
     )
-    args: dict[str, Any] = Field({}, max_length=MOST_ENTRIES, description="further arguments of the optimizer")
+    args: dict[str, Any] = Field({}, max_length=bounds.MOST_ENTRIES, description="further arguments of the optimizer")
     groups: tuple[GroupConfig, ...] = Field(
-        (), max_length=MOST_ENTRIES, description="parameters with their own settings"
+        (), max_length=bounds.MOST_ENTRIES, description="parameters with their own settings"
     )
     implementation: Literal["auto", "fused", "foreach", "plain"] = Field(
         "auto", description="auto: fused where torch has it, else foreach on GPUs, else plain"
@@ -109,7 +100,7 @@ class ScheduleConfig(Section):
         description="constant, linear, cosine, one_cycle, step, plateau, warm_restarts, or a "
         "class of torch.optim.lr_scheduler",
     )
-    warmup: StepsFromZero | Annotated[float, Field(gt=0, lt=1)] = Field(
+    warmup: bounds.StepsFromZero | Annotated[float, Field(gt=0, lt=1)] = Field(
         0, description="steps, or a share of the run, in which the rate rises from near 0"
     )
     final: Annotated[float, Field(ge=0, le=1)] = Field(
@@ -119,15 +110,15 @@ class ScheduleConfig(Section):
         "auto",
         description="when it advances; auto: epoch for step and most of torch's, else step; plateau: every evaluation",
     )
-    args: dict[str, Any] = Field({}, max_length=MOST_ENTRIES, description="further arguments of the scheduler")
+    args: dict[str, Any] = Field({}, max_length=bounds.MOST_ENTRIES, description="further arguments of the scheduler")
 
 
 class EmaConfig(Section):
     """An exponential moving average of the weights, validated and saved beside them."""
 
-    decay: Share = Field(0.999, description="share of the average that is kept in each update")
+    decay: bounds.Share = Field(0.999, description="share of the average that is kept in each update")
     per: Literal["step", "epoch"] = Field("step", description="whether decay applies per step or per epoch")
-    every: Steps = Field(1, description="steps between two updates of the average")
+    every: bounds.Steps = Field(1, description="steps between two updates of the average")
     warmup: bool = Field(True, description="average less at first: (1 + n) / (10 + n) at most")
     policy: Literal["per_rank", "rank0"] = Field("per_rank", description="every rank holds the average, or only rank 0")
     buffers: Literal["average", "copy"] = Field(
@@ -139,10 +130,10 @@ class EmaConfig(Section):
 class SwaConfig(Section):
     """Stochastic weight averaging: the mean of weights over the last part of the run."""
 
-    start: Share | Steps = Field(0.75, description="share of the run, or step, at which it starts")
-    every: Steps | Literal["epoch"] = Field("epoch", description="steps between two samples")
-    lr: From0 | None = Field(None, description="constant rate in this phase; the schedule's if not set")
-    anneal: StepsFromZero = Field(0, description="steps from the schedule's rate to lr")
+    start: bounds.Share | bounds.Steps = Field(0.75, description="share of the run, or step, at which it starts")
+    every: bounds.Steps | Literal["epoch"] = Field("epoch", description="steps between two samples")
+    lr: bounds.From0 | None = Field(None, description="constant rate in this phase; the schedule's if not set")
+    anneal: bounds.StepsFromZero = Field(0, description="steps from the schedule's rate to lr")
 
     def mistakes(self) -> list[Mistake]:
         """Return the contradictions within this section."""
@@ -155,9 +146,11 @@ class MemoryConfig(Section):
     """Settings that fit a lane into the device's memory."""
 
     checkpoint: tuple[str, ...] = Field(
-        (), max_length=MOST_ENTRIES, description="patterns of modules whose activations are recomputed in backward"
+        (),
+        max_length=bounds.MOST_ENTRIES,
+        description="patterns of modules whose activations are recomputed in backward",
     )
-    lane_split: Samples | Auto = Field(
+    lane_split: bounds.Samples | Auto = Field(
         1, description="micro-batches per lane; auto: as few as fit (changes BatchNorm and draws)"
     )
 
@@ -170,6 +163,6 @@ class SpeedConfig(Section):
         description="torch.compile the model; blocks: each block of it, as distributed.shard_blocks names or finds them",
     )
     graph: bool | Auto = Field("auto", description="replay steps as CUDA graphs; auto: on GPUs, where that is possible")
-    parallel_lanes: Lanes | Auto = Field(
+    parallel_lanes: bounds.Lanes | Auto = Field(
         "auto", description="lanes side by side in a graph; auto: as many as memory allows, up to 8"
     )

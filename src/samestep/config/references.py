@@ -5,9 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
-
-from pydantic import BaseModel
 
 from samestep.config.aliases import ALIASES
 from samestep.config.reference import schema_keys, suggest_key
@@ -78,10 +77,14 @@ class References:
             what = "is a section" if _is_section(key) else "is not a key of this config"
             more = ": name a key in it" if _is_section(key) else suggest_key(key)
             return self._wrong(start, written, f"{written}: {key} {what}{more}")
-        value = _value_at(self.config, key)
+        value, _ = _inside(self._values, key.split("."))  # None in a section that is off
         if value is None and key not in self.origins:
             return self._wrong(start, written, f"{written}: {key} is not set: set it, or give the value here")
         return value
+
+    @cached_property
+    def _values(self) -> dict[str, Any]:
+        return self.config.model_dump(mode="json", exclude={"params", "launch"})
 
     def _wrong(self, path: str, written: str, message: str) -> str:
         self.mistakes.append(Mistake(path, message, self.origins.get("params", "")))
@@ -104,22 +107,6 @@ def _inside(values: Any, path: list[str]) -> tuple[Any, bool]:
 
 def _is_section(key: str) -> bool:
     return any(known.startswith(f"{key}.") for known in schema_keys()) or key == "params"
-
-
-def _value_at(model: BaseModel, key: str) -> Any:
-    """Return the value of a key as JSON has it; None in a section that is off."""
-    value: Any = model
-    for name in key.split("."):
-        value = None if value is None else getattr(value, name)
-    return _plain(value)
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, BaseModel):
-        return value.model_dump(mode="json")
-    if isinstance(value, (list, tuple)):
-        return [_plain(inner) for inner in value]
-    return value
 
 
 def has_references(values: Any) -> bool:

@@ -8,22 +8,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, PrivateAttr
 
-from samestep.config.bounds import (
-    MOST_ENTRIES,
-    Ahead,
-    Epochs,
-    Finite,
-    Fold,
-    From0,
-    Kept,
-    Lanes,
-    Minutes,
-    Samples,
-    Seed,
-    Steps,
-    Times,
-    Workers,
-)
+from samestep.config import bounds
 from samestep.config.distributed import Auto, DistributedConfig
 from samestep.config.evaluation import EvaluationConfig
 from samestep.config.launch import LaunchConfig, Line, Meaning
@@ -58,8 +43,8 @@ Same = Literal["bits", "rounding", "samples"]
 class LoaderConfig(Section):
     """Settings of the loader. Nothing here changes the run, only its speed."""
 
-    workers: Workers = Field(0, description="loader processes per rank")
-    prefetch: Ahead = Field(2, description="lane batches each worker reads ahead")
+    workers: bounds.Workers = Field(0, description="loader processes per rank")
+    prefetch: bounds.Ahead = Field(2, description="lane batches each worker reads ahead")
     pin_memory: bool | Auto = Field("auto", description="page-locked batches; auto: on GPUs, if they are large")
     persistent_workers: bool = Field(
         False, description="keep loader processes over epochs; then changes of the dataset do not reach them"
@@ -71,28 +56,28 @@ class BestConfig(Section):
 
     metric: str = Field("val_loss", description="a value the evaluation reports")
     mode: Literal["min", "max"] = Field("min", description="whether lower or higher is better")
-    min_delta: From0 = Field(0.0, description="least improvement")
+    min_delta: bounds.From0 = Field(0.0, description="least improvement")
 
 
 class EarlyStoppingConfig(Section):
     """Stop when evaluations stop improving; uses the rule of `best`."""
 
-    patience: Times = Field(3, description="evaluations without improvement before stopping")
+    patience: bounds.Times = Field(3, description="evaluations without improvement before stopping")
 
 
 class CheckpointConfig(Section):
     """Settings of saves. A run is also saved at its end, at a new best, and on a stop signal."""
 
     enabled: bool = Field(True, description="false saves nothing, and a stopped run is lost")
-    every_steps: Steps | None = Field(None, description="save after every n steps")
-    every_minutes: Minutes | None = Field(15.0, description="save when this long has passed since the last save")
-    every_epochs: Epochs | Auto | None = Field(
+    every_steps: bounds.Steps | None = Field(None, description="save after every n steps")
+    every_minutes: bounds.Minutes | None = Field(15.0, description="save when this long has passed since the last save")
+    every_epochs: bounds.Epochs | Auto | None = Field(
         "auto",
         description="save after every n epochs; auto: after each, but where that has taken more than 5 % of the "
         "run's time, and several seconds, only after some",
     )
-    keep_last: Kept = Field(2, description="newest checkpoints that are kept, besides the best")
-    keep_best: Kept = Field(1, description="best checkpoints that are kept, by best.metric")
+    keep_last: bounds.Kept = Field(2, description="newest checkpoints that are kept, besides the best")
+    keep_best: bounds.Kept = Field(1, description="best checkpoints that are kept, by best.metric")
     asynchronous: bool = Field(True, description="write behind the training; false waits for it")
 
 
@@ -110,7 +95,7 @@ class FoldConfig(Section):
     """Cross-validation: train on the folds of the training set but one, and validate on that one."""
 
     file: Line = Field(description="the folds, as samestep cv --only-split writes them; relative to this config")
-    number: Fold = Field(description="the fold that validates, from 0")
+    number: bounds.Fold = Field(description="the fold that validates, from 0")
 
 
 SHAPING_KEYS = (
@@ -132,7 +117,7 @@ class ResumeConfig(Section):
     )
     allow: tuple[str, ...] = Field(
         (),
-        max_length=MOST_ENTRIES,
+        max_length=bounds.MOST_ENTRIES,
         description="keys that may differ from the checkpoint's, though that changes the run",
     )
 
@@ -141,7 +126,7 @@ class PreemptionConfig(Section):
     """Conditions, besides signals, under which a run is saved and stopped before its end, and what follows."""
 
     requeue: bool = Field(True, description="inside a Slurm job: scontrol requeue after SIGUSR1")
-    after_minutes: Minutes | None = Field(
+    after_minutes: bounds.Minutes | None = Field(
         None, description="save and stop when a start has lasted this long; it can be resumed"
     )
 
@@ -152,23 +137,25 @@ class Config(Section):
     task: str | None = Field(
         None, description="FILE.py:Class, the path relative to this config; a custom loop needs none"
     )
-    params: dict[str, Any] = Field({}, max_length=MOST_ENTRIES, description="keyword arguments for the task's class")
+    params: dict[str, Any] = Field(
+        {}, max_length=bounds.MOST_ENTRIES, description="keyword arguments for the task's class"
+    )
     name: FolderName = Field("run", description="the run's name; the config's folder if not set")
     run_dir: Line | None = Field(None, description="the run's directory; runs/<name> if not set")
-    seed: Seed = Field(0, description="root of every draw")
-    epochs: Epochs | None = Field(None, description="passes over the data; or set steps")
-    steps: Steps | None = Field(None, description="optimizer steps; or set epochs")
-    steps_per_epoch: Steps | None = Field(
+    seed: bounds.Seed = Field(0, description="root of every draw")
+    epochs: bounds.Epochs | None = Field(None, description="passes over the data; or set steps")
+    steps: bounds.Steps | None = Field(None, description="optimizer steps; or set epochs")
+    steps_per_epoch: bounds.Steps | None = Field(
         None, description="length of an epoch of iterable data; spares a collective per step"
     )
-    global_batch: Samples | None = Field(
+    global_batch: bounds.Samples | None = Field(
         None, description="samples in one step of the whole run; a custom loop can leave it to its DataLoader"
     )
-    batch_per_rank: Samples | None = Field(
+    batch_per_rank: bounds.Samples | None = Field(
         None, description="samples per rank: the run then depends on the number of ranks"
     )
-    accumulation: Lanes = Field(1, description="micro-batches per rank and step, with batch_per_rank only")
-    lanes: Lanes | None = Field(None, description="equal parts of the global batch; 8 if not set")
+    accumulation: bounds.Lanes = Field(1, description="micro-batches per rank and step, with batch_per_rank only")
+    lanes: bounds.Lanes | None = Field(None, description="equal parts of the global batch; 8 if not set")
     batchnorm: Literal["lane", "global"] = Field(
         "lane", description="what BatchNorm normalises over: each lane, or the global batch"
     )
@@ -185,18 +172,22 @@ class Config(Section):
     on_nonfinite: Literal["stop", "skip"] = Field(
         "stop", description="a NaN or infinite loss ends the run, or its step changes nothing"
     )
-    check_ranks_every: Steps | None = Field(None, description="compare weights and states over the ranks every n steps")
-    loss_weights: dict[str, Finite] | None = Field(
-        None, max_length=MOST_ENTRIES, description="weights of losses with names, if the task returns several"
+    check_ranks_every: bounds.Steps | None = Field(
+        None, description="compare weights and states over the ranks every n steps"
     )
-    log_every: Steps = Field(10, description="steps between two readings of the losses")
+    loss_weights: dict[str, bounds.Finite] | None = Field(
+        None, max_length=bounds.MOST_ENTRIES, description="weights of losses with names, if the task returns several"
+    )
+    log_every: bounds.Steps = Field(10, description="steps between two readings of the losses")
     loss_scale: LossScaleConfig = LossScaleConfig()
     clip: ClipConfig = ClipConfig()
     optimizer: OptimizerConfig | None = None
     lr_scaling: Literal["none", "sqrt", "linear"] = Field(
         "none", description="how learning rates follow global_batch, against base_batch"
     )
-    base_batch: Samples | None = Field(None, description="the global batch that the learning rates were chosen for")
+    base_batch: bounds.Samples | None = Field(
+        None, description="the global batch that the learning rates were chosen for"
+    )
     schedule: ScheduleConfig | None = None
     ema: EmaConfig | None = None
     swa: SwaConfig | None = None

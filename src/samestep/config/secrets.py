@@ -11,32 +11,10 @@ from samestep.errors import TextError
 from samestep.parsing.plain_yaml import parse_yaml
 
 _REFERENCE = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)\}")
-_SECRET_WORDS = frozenset(
-    [
-        "KEY",
-        "KEYS",
-        "TOKEN",
-        "TOKENS",
-        "SECRET",
-        "SECRETS",
-        "PASS",
-        "PASSWORD",
-        "PASSWD",
-        "PASSPHRASE",
-        "PWD",
-        "CREDENTIAL",
-        "CREDENTIALS",
-        "CREDS",
-        "AUTH",
-        "AUTHORIZATION",
-        "BEARER",
-        "COOKIE",
-        "PAT",
-        "WEBHOOK",
-        "WEBHOOKS",
-        "DSN",
-    ]
-)
+_SECRET_WORDS = {
+    "KEY", "KEYS", "TOKEN", "TOKENS", "SECRET", "SECRETS", "PASS", "PASSWORD", "PASSWD", "PASSPHRASE", "PWD", "CREDENTIAL",
+    "CREDENTIALS", "CREDS", "AUTH", "AUTHORIZATION", "BEARER", "COOKIE", "PAT", "WEBHOOK", "WEBHOOKS", "DSN",
+}  # fmt: skip
 _SECRET_ENDINGS = ("TOKEN", "SECRET", "PASSWORD", "PASSWD", "APIKEY", "CREDENTIALS")
 _URL_WITH_PASSWORD = re.compile(r"://[^/@\s]*:[^/@\s]*@")
 _PASSWORD = re.compile(r"(://[^:/@\s]*:)\S*@")

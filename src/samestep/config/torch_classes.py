@@ -9,7 +9,7 @@ from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 
-from samestep.config.named_classes import Named, NamedClasses
+from samestep.config.names import Named, NamedClasses
 from samestep.errors import TextError
 from samestep.parsing.python_text import parse_python
 

@@ -13,9 +13,8 @@ from torch import nn
 from torch.nn import Parameter
 from torch.optim import Optimizer
 
-from samestep.config.named_classes import Named, Takes, arguments_of, classes_of, closest, with_tuples
+from samestep.config.names import Named, Takes, arguments_of, classes_of, closest, optimizer_mistakes, with_tuples
 from samestep.config.optim import GroupConfig, OptimizerConfig
-from samestep.config.optimizer_names import optimizer_mistakes
 from samestep.errors import ConfigError, Mistake, TaskError
 
 _WRONG_ARGUMENT = (ValueError, TypeError, RuntimeError, IndexError, KeyError)

@@ -18,9 +18,17 @@ from torch.optim.lr_scheduler import LambdaLR, LRScheduler, ReduceLROnPlateau
 
 from samestep.config import Config
 from samestep.config.lr_curves import Every
-from samestep.config.named_classes import Named, arguments_of, classes_of, with_tuples
+from samestep.config.names import (
+    PLATEAU,
+    Named,
+    ScheduleKind,
+    arguments_of,
+    classes_of,
+    schedule_kind,
+    schedule_mistakes,
+    with_tuples,
+)
 from samestep.config.optim import ScheduleConfig
-from samestep.config.schedule_names import PLATEAU, ScheduleKind, schedule_kind, schedule_mistakes
 from samestep.errors import ConfigError, Mistake
 
 

@@ -21,8 +21,8 @@ from torch.optim.lr_scheduler import LRScheduler
 from samestep.errors import StepError
 from samestep.optim.clipping import Clipping
 from samestep.optim.device_lr import DeviceRates
-from samestep.optim.nonfinite import FiniteGuard
 from samestep.optim.loop_calls import move
+from samestep.optim.nonfinite import FiniteGuard
 from samestep.reduce.scaling import Scaling
 from samestep.reduce.stats import LocalStats
 from samestep.reduce.stats_ring import ReplayedStats

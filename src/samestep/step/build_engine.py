@@ -23,9 +23,9 @@ from samestep.lanes.random_streams import UPDATE
 from samestep.optim.clipping import Clipping
 from samestep.optim.device_lr import DeviceRates
 from samestep.optim.joint_updates import refuse_joint_updates
+from samestep.optim.loop_calls import OptimizerCalls
 from samestep.optim.loss_scale import CheckedScaling, LossScale
 from samestep.optim.nonfinite import FiniteGuard
-from samestep.optim.loop_calls import OptimizerCalls
 from samestep.optim.update import Update
 from samestep.optim.wrapped_optimizers import wrapped_optimizers
 from samestep.reduce.build import LaneReduction, build_reduction

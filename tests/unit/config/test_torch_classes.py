@@ -9,7 +9,7 @@ import sys
 import torch
 from torch.optim import Optimizer, lr_scheduler
 
-from samestep.config.named_classes import arguments_of, classes_of
+from samestep.config.names import arguments_of, classes_of
 from samestep.config.torch_classes import torch_optimizers, torch_schedulers
 
 

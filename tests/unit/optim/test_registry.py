@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from samestep.config.named_classes import argument_mistakes, arguments_of, classes_of, closest, with_tuples
+from samestep.config.names import argument_mistakes, arguments_of, classes_of, closest, with_tuples
 
 
 class Base:

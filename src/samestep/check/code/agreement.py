@@ -50,8 +50,6 @@ def _asks_for_main(test: ast.AST) -> bool:
 
 def _own_decisions(code: Code) -> Iterator[ast.AST]:
     """`if val_loss < best:` of a number that this rank has added up over its own batches."""
-    if not code.is_ported:
-        return
     for node in code.nodes:
         if not (isinstance(node, ast.If) and isinstance(node.test, ast.Compare)):
             continue
@@ -107,16 +105,12 @@ def _batch_statistics(code: Code) -> Iterator[ast.AST]:
 
 
 def _early_breaks(code: Code) -> Iterator[ast.AST]:
-    if not code.is_ported:
-        return
     for node in code.nodes:
         if isinstance(node, ast.Break) and code.every_step(node):
             yield node
 
 
 def _left_wrappers(code: Code) -> Iterator[ast.AST]:
-    if not code.is_ported:
-        return
     for call in code.calls:
         if code.name(call.func).rpartition(".")[2] in _WRAPPERS:
             yield call
@@ -133,7 +127,7 @@ RULES = (
         "own-decision", "differs", "a decision by this rank's own measurement",
         "each rank has measured its own samples: one may stop, or save, where another does not",
         "decide by what all ranks have measured: `loss = run.reduce(losses) / len(dataset)`",
-        _own_decisions,
+        _own_decisions, files="is_ported",
     ),
     Rule(
         "carried-state", "differs", "a state that passes from one batch to the next",
@@ -151,12 +145,12 @@ RULES = (
         "early-break", "breaks", "a `break` in the loop over batches",
         "an epoch is one pass over the data: a loop over `run.epochs()` refuses a shorter one",
         "`run.stop(reason)` on every rank, `steps=` for a shorter run, or `break` in the loop over `run.epochs()`",
-        _early_breaks,
+        _early_breaks, files="is_ported",
     ),
     Rule(
         "left-wrapper", "breaks", "a model that is still wrapped",
         "DistributedDataParallel would add up gradients a second time: `run.prepare` refuses it",
         "leave it out: `run.prepare(model, ...)` takes the model itself",
-        _left_wrappers,
+        _left_wrappers, files="is_ported",
     ),
 )  # fmt: skip

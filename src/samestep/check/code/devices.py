@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator
 
 from samestep.check.code.guards import names_a_rank, where_a_gpu_is
-from samestep.check.code.rule import Rule
+from samestep.check.code.rule import Rule, calls_of
 from samestep.check.code.source import constant, keyword, words_of
 from samestep.check.code.training import Code
 
@@ -23,7 +23,7 @@ _HARMLESS = frozenset(
 
 
 def _cuda_calls(code: Code) -> Iterator[ast.AST]:
-    if not code.uses_torch or _chooses_its_gpu(code):
+    if _chooses_its_gpu(code):
         return
     for call in code.methods("cuda"):
         if not any(names_a_rank(argument) for argument in call.args):
@@ -31,8 +31,6 @@ def _cuda_calls(code: Code) -> Iterator[ast.AST]:
 
 
 def _first_gpus(code: Code) -> Iterator[ast.AST]:
-    if not code.uses_torch:
-        return
     for node in code.nodes:
         if isinstance(node, ast.Constant) and _is_first_gpu(code, node):
             yield node
@@ -96,7 +94,7 @@ def _needs_gpu(code: Code) -> Iterator[ast.AST]:
 
 def _by_global_rank(code: Code) -> Iterator[ast.AST]:
     # A function that is spawned gets its number on this machine.
-    if not code.uses_torch or any(True for _ in code.called("torch.multiprocessing.spawn")):
+    if any(True for _ in code.called("torch.multiprocessing.spawn")):
         return
     for call in code.calls:
         name, last = code.name(call.func), code.name(call.func).rpartition(".")[2]
@@ -140,23 +138,19 @@ def _is_global_rank(node: ast.AST) -> bool:
     return bool(_GLOBAL_RANK.match(last))
 
 
-def _data_parallel(code: Code) -> Iterator[ast.AST]:
-    return code.called("torch.nn.DataParallel", "torch.nn.parallel.DataParallel")
-
-
 RULES = (
     Rule(
         "cuda-call", "breaks", "`.cuda()`",
         "it moves to the current GPU, which is GPU 0 on every rank, and fails on machines without one",
         "nothing: `run.prepare(model, optimizer, loader)` moves the model and its batches; `.to(run.device)` for "
         "tensors that you make",
-        _cuda_calls,
+        _cuda_calls, files="uses_torch",
     ),
     Rule(
         "first-gpu", "breaks", "a fixed GPU",
         "all ranks of a machine would share this one GPU; without a number, `cuda` is GPU 0 on every rank too",
         "nothing: each rank gets its own GPU; `run.device` for tensors that you make",
-        _first_gpus,
+        _first_gpus, files="uses_torch",
     ),
     Rule(
         "gpu-only", "breaks", "`torch.cuda` without a question for a GPU",
@@ -168,12 +162,12 @@ RULES = (
         "gpu-by-rank", "breaks", "a GPU by its global rank",
         "ranks count over all machines, GPUs on each: the second machine's first rank asks for a GPU that is not there",
         "nothing: samestep takes the local rank; `run.device`",
-        _by_global_rank,
+        _by_global_rank, files="uses_torch",
     ),
     Rule(
         "data-parallel", "differs", "`DataParallel`",
         "it drives several GPUs from one process, and cannot be one rank of several; BatchNorm sees a part of the batch",
         "nothing: `samestep launch script.py --nproc N` starts a rank for each GPU",
-        _data_parallel,
+        calls_of("torch.nn.DataParallel", "torch.nn.parallel.DataParallel"),
     ),
 )  # fmt: skip

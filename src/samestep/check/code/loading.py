@@ -16,6 +16,7 @@ _SAMPLER = re.compile(r"(^|\.)DistributedSampler$")
 _RANDOM_SAMPLER = re.compile(r"^torch\.utils\.data\.(sampler\.)?(\w*Random)Sampler$")
 _EVALUATION = re.compile(r"(^|[._])(test|val|valid|validation|eval|dev)", re.IGNORECASE)
 _UNSORTED = frozenset({"os.listdir", "glob.glob", "glob.iglob", "os.scandir"})
+_ORDERLESS = frozenset({"sorted", "len", "set", "any", "all", "natsort.natsorted"})
 _UNSORTED_METHODS = frozenset({"iterdir", "glob", "rglob"})
 
 
@@ -110,8 +111,6 @@ def _unseeded_splits(code: Code) -> Iterator[ast.AST]:
 
 
 def _downloads(code: Code) -> Iterator[ast.AST]:
-    if not code.uses_torch:
-        return
     for call in code.calls:
         if constant(keyword(call, "download")) is True and not on_one_rank(code, call):
             yield call
@@ -140,14 +139,7 @@ def _is_sorted(code: Code, node: ast.AST) -> bool:
     """Return whether its order does not matter: sorted around it, or as a list of its own later."""
     line: ast.AST = node
     for outer in code.around(node):
-        if isinstance(outer, ast.Call) and code.name(outer.func) in (
-            "sorted",
-            "len",
-            "set",
-            "any",
-            "all",
-            "natsort.natsorted",
-        ):
+        if isinstance(outer, ast.Call) and code.name(outer.func) in _ORDERLESS:
             return True
         if isinstance(outer, ast.Compare):  # whether there are any
             return True
@@ -170,8 +162,6 @@ def _sorts(code: Code, call: ast.Call, targets: set[str]) -> bool:
 
 
 def _set_orders(code: Code) -> Iterator[ast.AST]:
-    if not code.uses_torch:
-        return
     for call in code.called("list", "tuple", "enumerate"):
         if not call.args or not _is_set(code, call.args[0]):
             continue
@@ -183,6 +173,43 @@ def _is_set(code: Code, node: ast.AST) -> bool:
     if isinstance(node, (ast.Set, ast.SetComp)):
         return True
     return isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "set"
+
+
+_READERS = frozenset({"enumerate", "tqdm", "zip", "iter", "next", "len", "islice", "list", "print"})
+"""Functions that only read a loader; another one that gets it may deal it out."""
+
+
+def _whole_loaders(code: Code) -> Iterator[ast.AST]:
+    for call in code.calls:
+        line = code.parents[call]
+        if not (LOADER.match(code.name(call.func)) and isinstance(line, ast.Assign)):
+            continue
+        names = {target.id for target in line.targets if isinstance(target, ast.Name)}
+        uses = [
+            node
+            for node in ast.walk(code.scope_of(call))
+            if isinstance(node, ast.Name) and node.id in names and isinstance(node.ctx, ast.Load)
+        ]
+        if not any(_is_handed_on(code, use) for use in uses):
+            yield from (use for use in uses if _is_looped_over(code, use))
+
+
+def _is_handed_on(code: Code, use: ast.Name) -> bool:
+    """Return whether something else may have made of it what each rank is to read."""
+    outer = code.parents[use]
+    if isinstance(outer, ast.Call):
+        return code.name(outer.func).rpartition(".")[2] not in _READERS
+    return isinstance(
+        outer, (ast.Assign, ast.Return, ast.Yield, ast.Tuple, ast.List, ast.Dict, ast.Starred, ast.keyword)
+    )
+
+
+def _is_looped_over(code: Code, use: ast.Name) -> bool:
+    return any(
+        use in ast.walk(outer.iter)
+        for outer in code.around(use)
+        if isinstance(outer, (ast.For, ast.AsyncFor, ast.comprehension))
+    )
 
 
 RULES = (
@@ -217,7 +244,7 @@ RULES = (
         "download-by-all", "breaks", "a download on every rank",
         "ranks of a machine write the same files at once, and read what is half written",
         "`run.once_per_node(download)` before, or a download that is no part of the training",
-        _downloads,
+        _downloads, files="uses_torch",
     ),
     Rule(
         "unsorted-files", "differs", "a dataset in the order of a directory",
@@ -229,6 +256,12 @@ RULES = (
         "set-order", "differs", "the order of a set",
         "texts in a set have another order in each process: ranks would number classes or words differently",
         "`sorted(set(...))`, or `list(dict.fromkeys(...))`",
-        _set_orders,
+        _set_orders, files="uses_torch",
+    ),
+    Rule(
+        "whole-loader", "differs", "a loop over a loader that the run did not get",
+        "every rank reads all of its samples: a sum over the ranks counts each sample once for each of them",
+        "give it to `run.prepare` with the training loader, or loop over `run.eval_batches(loader)`",
+        _whole_loaders, files="is_ported",
     ),
 )  # fmt: skip

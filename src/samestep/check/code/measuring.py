@@ -26,8 +26,6 @@ def _read_each_step(code: Code) -> Iterator[ast.AST]:
 
 
 def _means_of_means(code: Code) -> Iterator[ast.AST]:
-    if not code.uses_torch:
-        return
     for node in code.nodes:
         if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Div):
             if _counts_batches(code, node.right) and _is_measure(code, node.left):
@@ -129,7 +127,7 @@ RULES = (
         "the last batch is smaller and counts as much as the others; split over ranks, the batches differ, and so does the mean",
         "sums and counts: a list of `reduction=\"sum\"` losses, then `run.reduce(losses) / len(dataset)`; or `run.gather` and a "
         "metric over all rows",
-        _means_of_means,
+        _means_of_means, files="uses_torch",
     ),
     Rule(
         "batch-loss", "differs", "a loss over the whole batch",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
-from samestep.check.code.rule import Rule
+from samestep.check.code.rule import Rule, calls_of
 from samestep.check.code.source import Function, constant, keyword
 from samestep.check.code.training import Code
 
@@ -40,8 +40,6 @@ def _weights_in_forward(code: Code) -> Iterator[ast.AST]:
 
 def _modules(code: Code) -> Iterator[ast.ClassDef]:
     """Classes with a forward pass that are modules, by what they inherit in this file."""
-    if not code.uses_torch:
-        return
     for one in code.classes:
         bases = [code.name(base).rpartition(".")[2] for base in one.bases]
         if any(base not in ("object", "Function", "") for base in bases) and list(_forwards(one)):
@@ -139,10 +137,6 @@ def _batchnorm(code: Code) -> Iterator[ast.AST]:
     return iter(list(code.called(*_BATCHNORM))[:1])
 
 
-def _sync_batchnorm(code: Code) -> Iterator[ast.AST]:
-    return code.called("torch.nn.SyncBatchNorm", "torch.nn.SyncBatchNorm.convert_sync_batchnorm")
-
-
 def _lazy(code: Code) -> Iterator[ast.AST]:
     return (call for call in code.calls if code.name(call.func).startswith("torch.nn.Lazy"))
 
@@ -153,23 +147,19 @@ def _sparse(code: Code) -> Iterator[ast.AST]:
             yield call
 
 
-def _lbfgs(code: Code) -> Iterator[ast.AST]:
-    return code.called("torch.optim.LBFGS")
-
-
 RULES = (
     Rule(
         "forward-state", "differs", "an attribute that the forward pass changes",
         "each rank has its own, which sees only this rank's samples, and no checkpoint holds it: what depends on it is "
         "another run at another size, or after a resume",
         "a buffer (`self.register_buffer`), whose changes are joined over lanes and saved; or `batch.step` for a count of steps",
-        _changed_in_forward,
+        _changed_in_forward, files="uses_torch",
     ),
     Rule(
         "forward-weights", "breaks", "a forward pass that writes weights",
         "every pass changes them again, and the number of ranks decides how often: samestep refuses it",
         "change them after the update: `after_update(self, step)` of a task, or behind `optimizer.step()` in a loop",
-        _weights_in_forward,
+        _weights_in_forward, files="uses_torch",
     ),
     Rule(
         "batchnorm", "differs", "BatchNorm",
@@ -181,7 +171,7 @@ RULES = (
         "sync-batchnorm", "breaks", "SyncBatchNorm",
         "it normalises over ranks, so that their number changes the run, and does not run on CPUs: refused with `same: bits`",
         "BatchNorm, which normalises over a lane, or `batchnorm: global`; `distributed.sync_batchnorm` with `same: samples`",
-        _sync_batchnorm,
+        calls_of("torch.nn.SyncBatchNorm", "torch.nn.SyncBatchNorm.convert_sync_batchnorm"),
     ),
     Rule(
         "lazy-module", "breaks", "a lazy module",
@@ -199,6 +189,6 @@ RULES = (
         "lbfgs", "breaks", "LBFGS",
         "it evaluates the loss several times in a step, and a step of lanes gives it one gradient: samestep refuses it",
         "an optimizer that needs one gradient, such as AdamW",
-        _lbfgs,
+        calls_of("torch.optim.LBFGS"),
     ),
 )  # fmt: skip

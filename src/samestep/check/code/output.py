@@ -43,8 +43,6 @@ def _asks_by_keyword(call: ast.Call) -> bool:
 
 
 def _lines(code: Code) -> Iterator[ast.AST]:
-    if not code.uses_torch:
-        return
     for call in code.called("print", *_BARS):
         # A line that says which rank it is of was meant to come from each.
         if keyword(call, "disable") is not None or any(map(names_a_rank, call.args)):
@@ -60,8 +58,6 @@ def _trackers(code: Code) -> Iterator[ast.AST]:
 
 
 def _folders(code: Code) -> Iterator[ast.AST]:
-    if not code.trains:
-        return
     for call in [*code.called("os.mkdir", "os.makedirs"), *code.methods("mkdir")]:
         if constant(keyword(call, "exist_ok")) is True or on_one_rank(code, call):
             continue
@@ -92,7 +88,7 @@ RULES = (
         "print-by-all", "differs", "a line or a progress bar of every rank",
         "it is printed once for each rank, with the values of that rank's own samples",
         "`run.print(...)`, with `run.reduce(...)` of what it prints; the run has a progress bar",
-        _lines,
+        _lines, files="uses_torch",
     ),
     Rule(
         "tracker-by-all", "differs", "a tracker on every rank",
@@ -104,7 +100,7 @@ RULES = (
         "folder-race", "breaks", "a folder that every rank creates",
         "another rank may create it first, also between a question whether it exists and this line: FileExistsError",
         "`os.makedirs(path, exist_ok=True)`; the run's own folder is made by the run",
-        _folders,
+        _folders, files="trains",
     ),
     Rule(
         "fixed-address", "breaks", "a fixed address or port for the ranks to meet",

@@ -18,8 +18,6 @@ _IN_A_LANE = frozenset({"forward", "loss", "training_step", "__getitem__", "coll
 
 
 def _global(code: Code) -> Iterator[ast.AST]:
-    if not code.uses_torch:
-        return
     by_rank = set(_by_rank(code))  # a rule of its own
     for call in _seeds(code):
         if call in by_rank:
@@ -60,7 +58,7 @@ RULES = (
         "depends on how many samples it has: another number of ranks is another run",
         "`samestep.start(seed=...)` or `seed:` in the config: weights, order, dropout and augmentation follow from it, and "
         "never from the rank",
-        _global,
+        _global, files="uses_torch",
     ),
     Rule(
         "seed-by-rank", "differs", "a seed that depends on the rank",

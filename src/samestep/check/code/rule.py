@@ -14,6 +14,14 @@ Effect = Literal["breaks", "differs", "slows"]
 """What it does on several ranks: ends the run, changes what is computed or written, or makes it wait."""
 
 
+Find = Callable[["Code"], Iterator[ast.AST]]
+
+
+def calls_of(*names: str) -> Find:
+    """Return what finds the calls of full names."""
+    return lambda code: code.called(*names)
+
+
 @dataclass(frozen=True)
 class Rule:
     """One kind of line that does something else on several ranks."""
@@ -25,10 +33,16 @@ class Rule:
     why: str
     instead: str
     """What to write with samestep."""
-    find: Callable[[Code], Iterator[ast.AST]]
+    find: Find
     """Where it is."""
     plain: bool = False
     """Not looked for in files that hand their loop to a library, which takes care of it."""
+    files: Literal["all", "uses_torch", "is_ported", "trains"] = "all"
+    """Of which kind files are that it is looked for in."""
+
+    def applies_to(self, code: Code) -> bool:
+        """Return whether it is looked for in a file."""
+        return not (self.plain and code.is_driven) and (self.files == "all" or bool(getattr(code, self.files)))
 
 
 @dataclass(frozen=True)

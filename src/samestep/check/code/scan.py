@@ -127,7 +127,7 @@ def scan(paths: Sequence[Path], rules: Sequence[Rule]) -> Scan:
         lines = file.text.splitlines()
         code = Code(file.tree, lines, sets_epochs=nearby)
         for rule in rules:
-            if not (rule.plain and code.is_driven):
+            if rule.applies_to(code):
                 _apply(rule, code, file, found)
     found.files = len(files)
     found.findings.sort(key=lambda one: (one.file, one.cell or 0, one.line, one.column, one.rule))

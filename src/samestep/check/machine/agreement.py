@@ -6,7 +6,7 @@ from collections.abc import Callable, Hashable, Sequence
 from typing import TypeVar
 
 from samestep.check.machine.facts import Machine, RankReport
-from samestep.check.machine.findings import Finding, Severity, at, ok, spans
+from samestep.check.machine.findings import Finding, Severity, at, note, ok, spans
 from samestep.check.machine.machine import check_cpus
 from samestep.words import counted
 
@@ -187,9 +187,8 @@ def share_cpus(reports: Reports) -> list[Finding]:
 
 def _idle(members: Reports, cpus: int) -> Finding:
     threads = members[0].load.threads
-    return Finding(
+    return note(
         "cpus",
-        "note",
         f"every rank is bound to its own {counted(cpus, 'CPU')}, but uses {counted(threads, 'thread')}",
         "most of its CPUs stay idle: with same: bits on CPUs a rank computes with one thread, unless "
         "another number is set",

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import platform
-import re
 import resource
 import shutil
 import sys
@@ -54,7 +53,7 @@ class Machine:
     """The CPUs of each part of the machine that has its own memory."""
     cpu_quota: float | None
     """CPUs of the container's limit."""
-    memory: Space | None
+    memory: Space
     shared_memory: Space | None
     open_files: tuple[int, int]
     """The soft and the hard limit."""
@@ -188,12 +187,10 @@ def _cpu_list(text: str) -> tuple[int, ...]:
     return tuple(cpus)
 
 
-def _memory(limit: int | None) -> Space | None:
-    text = read_text(Path("/proc/meminfo")) or ""
-    lines = re.findall(r"(MemTotal|MemAvailable):\s+(\d+) kB", text)
-    sizes = {name: int(number) * 1024 for name, number in lines}
-    if len(sizes) != 2:
-        return None
+def _memory(limit: int | None) -> Space:
+    import psutil  # here alone, as in `list_interfaces`
+
+    found = psutil.virtual_memory()
     # A group's usage includes file caches that it may drop, so it shows nothing.
-    most = sizes["MemTotal"] if limit is None else min(sizes["MemTotal"], limit)
-    return Space(most, min(most, sizes["MemAvailable"]))
+    most = found.total if limit is None else min(found.total, limit)
+    return Space(most, min(most, found.available))

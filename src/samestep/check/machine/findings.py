@@ -52,6 +52,21 @@ def ok(check: str, what: str) -> Finding:
     return Finding(check, "ok", what)
 
 
+def note(check: str, what: str, why: str = "", advice: str = "") -> Finding:
+    """Something to know."""
+    return Finding(check, "note", what, why, advice)
+
+
+def warning(check: str, what: str, why: str = "", advice: str = "") -> Finding:
+    """Something that costs time, or may go wrong."""
+    return Finding(check, "warning", what, why, advice)
+
+
+def failure(check: str, what: str, why: str = "", advice: str = "") -> Finding:
+    """An error: something that will go wrong."""
+    return Finding(check, "error", what, why, advice)
+
+
 def at(findings: Iterable[Finding], places: Sequence[Place]) -> list[Finding]:
     """Return the findings with the ranks and hosts they hold for, unless they already have them."""
     ranks = tuple(place.rank for place in places)

@@ -13,7 +13,7 @@ from torch.optim import Optimizer
 
 from samestep.bench.memory_model import bytes_of, gradient_sets, predict_exchange, predict_gathered, predict_optimizers
 from samestep.check.machine.facts import Load, Machine
-from samestep.check.machine.findings import Finding, ok
+from samestep.check.machine.findings import Finding, failure, note, ok
 from samestep.config import Config
 from samestep.errors import PlanError
 from samestep.lanes.plan import LaneAssignment, deal_lanes, deal_rounds
@@ -83,7 +83,7 @@ class _Model:
 def check_fit(config: Config, load: Load, machine: Machine) -> list[Finding]:
     """Check what a task's model, its gradients and optimizer states take, against the memory of a rank."""
     available, where = _available(load, machine)
-    if config.task is None or not available:
+    if config.task is None:
         return []
     advice = ""
     try:
@@ -104,7 +104,7 @@ def check_fit(config: Config, load: Load, machine: Machine) -> list[Finding]:
     if not advice:
         return [ok(_CHECK, found)]
     why = "training ends with an error for want of memory"
-    return [Finding(_CHECK, "error", found, why, advice)]
+    return [failure(_CHECK, found, why, advice)]
 
 
 def _advice(model: _Model, config: Config, world: int, available: int) -> str:
@@ -124,9 +124,8 @@ def _advice(model: _Model, config: Config, world: int, available: int) -> str:
 
 
 def _not_known(why: str) -> Finding:
-    return Finding(
+    return note(
         _CHECK,
-        "note",
         f"not known from shapes alone: {why}",
         "whether the model fits is found when it trains",
         "samestep tune all CONFIG measures it",
@@ -149,7 +148,5 @@ def _available(load: Load, machine: Machine) -> tuple[int, str]:
     device = torch.device(load.device)
     if device.type == "cuda":
         return torch.cuda.get_device_properties(device).total_memory, f"of {load.device}"
-    if machine.memory is None:
-        return 0, ""
     shared = "" if load.ranks_here == 1 else f" that {load.ranks_here} ranks share"
     return machine.memory.total // load.ranks_here, f"of this machine's memory{shared}"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from samestep.check.machine.facts import Load, Machine, Space
-from samestep.check.machine.findings import Finding, ok
+from samestep.check.machine.findings import Finding, failure, note, ok, warning
 from samestep.parsing.numbers import whole_number
 from samestep.report.format import format_bytes
 from samestep.words import counted
@@ -46,9 +46,8 @@ def check_gpus(machine: Machine, load: Load) -> Finding:
     if hardware.device_count:
         requested = len([part for part in (named or "").split(",") if part.strip()])
         if requested > hardware.device_count:
-            return Finding(
+            return warning(
                 check,
-                "warning",
                 f"{hidden} names {requested} GPUs but torch sees {hardware.device_count}",
                 "CUDA stops reading the list at the first GPU that does not exist, and ranks are "
                 "given the GPUs before it",
@@ -60,25 +59,22 @@ def check_gpus(machine: Machine, load: Load) -> Finding:
         return ok(check, "none; ranks run on CPUs")
     there = f"{counted(machine.nvidia_devices, 'GPU')} under /dev"
     if "without CUDA" in hardware.cuda.reason:
-        return Finding(
+        return warning(
             check,
-            "warning",
             f"{there}, but {hardware.cuda.reason}",
             "training will run on the CPUs, and take many times as long",
             "install the CUDA build of torch (pytorch.org/get-started), or set "
             "distributed.device: cpu if that is intended",
         )
     if named is not None and (not named.strip() or named.strip().startswith("-")):
-        return Finding(
+        return note(
             check,
-            "note",
             f"{there}, hidden by {hidden!r}",
             "training will run on the CPUs",
             "unset CUDA_VISIBLE_DEVICES to use the GPUs",
         )
-    return Finding(
+    return warning(
         check,
-        "warning",
         f"{there}, but {hardware.cuda.reason}",
         "training will run on the CPUs: the driver is too old for this torch, the container was "
         "started without its GPUs, or the job was given none",
@@ -91,9 +87,8 @@ def check_backend(machine: Machine, load: Load) -> Finding:
     """Return whether this torch has the backend that the ranks would use."""
     check, built = "backend", ", ".join(machine.hardware.backends) or "none"
     if load.world > 1 and load.backend not in machine.hardware.backends:
-        return Finding(
+        return failure(
             check,
-            "error",
             f"{load.backend} is needed, but this torch has: {built}",
             "the process group cannot be opened",
             f"install a build of torch with {load.backend}",
@@ -115,9 +110,8 @@ def check_omp(machine: Machine, load: Load) -> Finding:
         by = " (torchrun sets 1 where nothing else was set)"
     advice = f"export OMP_NUM_THREADS={load.threads} before the launch, or leave it unset: the run sets it"
     if number * load.ranks_here > len(machine.cpus):
-        return Finding(
+        return warning(
             check,
-            "warning",
             f"OMP_NUM_THREADS={value} for {counted(load.ranks_here, 'rank')} on "
             f"{counted(len(machine.cpus), 'CPU')}, but {threads}",
             "libraries that read it when they are loaded start more threads than there are CPUs",
@@ -125,9 +119,8 @@ def check_omp(machine: Machine, load: Load) -> Finding:
         )
     arm = machine.processor.startswith(("aarch64", "arm"))
     whose = ": on ARM torch's linear is one of them, and its bits depend on it" if arm else ""
-    return Finding(
+    return note(
         check,
-        "note",
         f"OMP_NUM_THREADS={value}{by}, but {threads}",
         "samestep train sets it before torch is loaded; in your own script, libraries that read it "
         f"when they are loaded stay at {value}{whose}",
@@ -144,9 +137,8 @@ def check_numa(machine: Machine, load: Load) -> Finding:
     found = f"{len(parts)} NUMA nodes, this rank may run on {len(used)} of them"
     if len(used) < 2 or load.ranks_here < 2:
         return ok(check, found)
-    return Finding(
+    return note(
         check,
-        "note",
         found,
         "a rank that moves to another NUMA node reads its memory, and its GPU's, from a distance",
         "bind ranks to nodes: srun --cpu-bind=ldoms (or cores), mpirun --map-by numa --bind-to numa, "
@@ -162,25 +154,22 @@ def check_cpus(cpus: int, quota: float | None, ranks: int, threads: int, workers
     if quota is not None and quota < cpus:
         have += f", of which the container may use {quota:g},"
     if ranks > usable:
-        return Finding(
+        return warning(
             check,
-            "warning",
             f"{counted(ranks, 'rank')} on {have}",
             "ranks take turns, and every exchange waits for the one whose turn is last",
             f"start at most {max(1, int(usable))} here, or request more CPUs (sbatch --cpus-per-task, docker --cpus)",
         )
     if threads > usable:
-        return Finding(
+        return warning(
             check,
-            "warning",
             f"{counted(ranks, 'rank')} with {threads} threads in all on {have}",
             "threads that take turns are slower than fewer threads",
             f"set distributed.threads_per_rank to {max(1, int(usable // ranks))}",
         )
     if workers > usable:
-        return Finding(
+        return warning(
             check,
-            "warning",
             f"{workers} loader workers in all (loader.workers x ranks here) on {have}",
             "workers that take turns with the ranks make every step wait for its data",
             f"set loader.workers to {int(usable // ranks)} or fewer",
@@ -205,17 +194,15 @@ def check_shared_memory(shared: Space | None, load: Load) -> Finding:
             advice,
         )
     if load.backend == "nccl" and load.ranks_here > 1 and shared.free <= _CONTAINER_DEFAULT:
-        return Finding(
+        return warning(
             check,
-            "warning",
             f"{found} for {load.ranks_here} ranks over nccl",
             "nccl keeps its buffers between the ranks of a machine there, and fails to start",
             advice,
         )
     if shared.free <= _CONTAINER_DEFAULT:
-        return Finding(
+        return note(
             check,
-            "note",
             found,
             "it is enough only as long as there are no loader workers: with them it fills up, "
             "and they die of bus errors",
@@ -224,15 +211,12 @@ def check_shared_memory(shared: Space | None, load: Load) -> Finding:
     return ok(check, found)
 
 
-def check_memory(memory: Space | None, load: Load) -> Finding:
+def check_memory(memory: Space, load: Load) -> Finding:
     """Return whether the ranks of this machine have enough memory to start."""
     check = "memory"
-    if memory is None:
-        return ok(check, "unknown here")
     if memory.free < _LOW_MEMORY * load.ranks_here:
-        return Finding(
+        return warning(
             check,
-            "warning",
             f"{format_bytes(memory.free)} free of {format_bytes(memory.total)} for {counted(load.ranks_here, 'rank')}",
             "a rank takes half a gigabyte before it has a model; the kernel silently kills what does not fit",
             "start fewer ranks here, or request more memory (sbatch --mem, docker --memory)",
@@ -251,9 +235,8 @@ def check_open_files(limits: tuple[int, int], load: Load) -> Finding:
     how = f"ulimit -n {raised} before the launch"
     if hard < needed:
         how = f"ask the administrator: the hard limit is {hard:g} (limits.conf, LimitNOFILE)"
-    return Finding(
+    return warning(
         check,
-        "warning",
         f"{soft:g} allowed, about {needed} needed",
         "a rank holds a socket to every other rank, and loader workers pass every tensor as an "
         "open file: beyond the limit, workers die with 'Too many open files'",
@@ -265,17 +248,15 @@ def check_disk(folder: str, space: Space | None, refusal: str) -> Finding:
     """Return whether a run could write to its folder; `refusal` is the error of the attempt."""
     check = "run folder"
     if refusal:
-        return Finding(
+        return failure(
             check,
-            "error",
             f"{folder} cannot be written to: {refusal}",
             "every rank writes its log there, and rank 0 the checkpoints",
             "set run_dir to a folder that you may write to",
         )
     if space is not None and space.free < _LOW_DISK:
-        return Finding(
+        return warning(
             check,
-            "warning",
             f"{format_bytes(space.free)} free at {folder}",
             "a checkpoint that does not fit ends the run",
             "free some space, or set run_dir to another file system",

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from samestep.check.machine.facts import Load, Machine
-from samestep.check.machine.findings import Finding, Place, Severity, ok, spans
+from samestep.check.machine.findings import Finding, Place, Severity, failure, note, ok, spans, warning
 from samestep.environment.interfaces import is_loopback, outward, rendezvous_address, resolve
 
 _VARIABLES = {"gloo": "GLOO_SOCKET_IFNAME", "nccl": "NCCL_SOCKET_IFNAME"}
@@ -84,9 +84,8 @@ def check_rendezvous(rendezvous: Rendezvous, load: Load) -> Finding:
     """Return whether this rank can reach the rendezvous."""
     check, where = "master", f"{rendezvous.address}:{rendezvous.port}"
     if not rendezvous.addresses:
-        return Finding(
+        return failure(
             check,
-            "error",
             f"the name {rendezvous.address} cannot be resolved on this machine",
             "this rank does not find rank 0, and all wait until the timeout",
             "set MASTER_ADDR to an address that every machine reaches, or add the name to /etc/hosts",
@@ -94,25 +93,22 @@ def check_rendezvous(rendezvous: Rendezvous, load: Load) -> Finding:
     # Rank 0's own machine may well call itself 127.0.1.1: its store listens where others come from.
     local = rendezvous.address == "localhost" or rendezvous.addresses == (rendezvous.address,)
     if load.nodes > 1 and all(map(is_loopback, rendezvous.addresses)) and (load.node or local):
-        return Finding(
+        return failure(
             check,
-            "error",
             f"{rendezvous.address} is {rendezvous.addresses[0]} here, in a run on {load.nodes} machines",
             "a loopback address is this machine itself: ranks of other machines never meet rank 0",
             "set MASTER_ADDR to rank 0's address in the network between the machines",
         )
     if rendezvous.failure and rendezvous.tried == "bind":
-        return Finding(
+        return failure(
             check,
-            "error",
             f"port {rendezvous.port} cannot be listened at: {rendezvous.failure}",
             "rank 0 waits for the others there; something else already uses it, often a run that did not end",
             "set MASTER_PORT to another port, or end what `ss -ltnp` shows there",
         )
     if rendezvous.failure:
-        return Finding(
+        return failure(
             check,
-            "error",
             f"{where} cannot be joined: {rendezvous.failure}",
             "rank 0, or its launcher, listens there, and ranks find each other through it",
             "check that rank 0 was started, and its output; otherwise let the firewalls "
@@ -172,9 +168,8 @@ def check_interfaces(machine: Machine, load: Load) -> Finding:
     if chosen:
         return ok(check, f"{shown}; {', '.join(chosen)}")
     if load.nodes > 1 and len(outside) > 1:
-        return Finding(
+        return note(
             check,
-            "note",
             f"{shown}, and none is chosen",
             "gloo takes the one of the host's name and nccl the first: that need not be the "
             "fast one, nor one that other machines reach",
@@ -221,9 +216,8 @@ def _different(name: str, others: Sequence[tuple[Place, tuple[str, ...]]]) -> Fi
     for place, addresses in others:
         by_address.setdefault(" and ".join(addresses) or "unknown", []).append(place.rank)
     meanings = "; ".join(f"{key} to ranks {spans(ranks)}" for key, ranks in by_address.items())
-    return Finding(
+    return warning(
         "names",
-        "warning",
         f"{name} is {meanings}",
         "ranks that take a name for different machines do not meet, or by different networks",
         "make /etc/hosts or the name server agree on every machine",
@@ -231,9 +225,8 @@ def _different(name: str, others: Sequence[tuple[Place, tuple[str, ...]]]) -> Fi
 
 
 def _unknown(name: str, ranks: Sequence[int]) -> Finding:
-    return Finding(
+    return note(
         "names",
-        "note",
         f"{name} cannot be resolved by ranks {spans(ranks)}",
         "samestep needs only the master's name, but other tools may need all of them",
         "add it to /etc/hosts or the name server there",

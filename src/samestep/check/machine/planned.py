@@ -11,7 +11,7 @@ from torch import nn
 from torch.optim import SGD
 
 from samestep.check.machine.facts import Load
-from samestep.check.machine.findings import Finding, ok
+from samestep.check.machine.findings import Finding, failure, note, ok, warning
 from samestep.config import Config
 from samestep.config.optim import OptimizerConfig, ScheduleConfig
 from samestep.config.task_file import look_at_task
@@ -47,9 +47,8 @@ def check_lanes(config: Config, world: int) -> Finding:
         assignment = deal_lanes(lane_count, world, config.distributed.lane_weights)
         plan = None if config.leaves_batch_open else config.batch_plan(world)
     except PlanError as error:
-        return Finding(
+        return failure(
             check,
-            "error",
             str(error),
             "training refuses to start",
             "change the number of ranks, or the batch and lanes, accordingly",
@@ -57,18 +56,16 @@ def check_lanes(config: Config, world: int) -> Finding:
     size = "the DataLoader's batch" if plan is None else counted(plan.lane_batch, "sample")
     found = f"{counted(lane_count, 'lane')} of {size}"
     if plan is not None and config.batch_per_rank is not None:
-        return Finding(
+        return note(
             check,
-            "note",
             f"{found}, one batch of {plan.global_batch} on {counted(world, 'rank')}",
             "batch_per_rank makes the batch, and so the run, depend on the number of ranks",
             f"set global_batch: {plan.global_batch} to keep this run at any size",
         )
     counts = [len(lanes) for lanes in assignment]
     if config.distributed.lane_weights is None and min(counts) < max(counts):
-        return Finding(
+        return note(
             check,
-            "note",
             f"{found}: {_most(counts)} a rank",
             "the run is the same, but ranks with fewer lanes wait for the others in every step",
             f"use a number of ranks that divides {lane_count}",
@@ -91,9 +88,8 @@ def check_lane_cost(config: Config, load: Load) -> list[Finding]:
     if why is None:
         return [ok("lane cost", f"{each} lanes a rank, in CUDA graphs if the loss can be captured")]
     return [
-        Finding(
+        warning(
             "lane cost",
-            "warning",
             f"{each} lanes a rank, without CUDA graphs: {why}",
             "its lanes run one after the other, and where kernels are small, lanes cost nearly as much "
             "time as whole batches: far more than 1.1 times that of one lane",
@@ -122,11 +118,10 @@ def check_task(config: Config) -> Finding:
     if found is None:
         return ok(check, "none: your own loop")
     if found.wrong:
-        return Finding(check, "error", found.wrong, why, found.advice)
+        return failure(check, found.wrong, why, found.advice)
     if not found.is_certain:
-        return Finding(
+        return note(
             check,
-            "note",
             f"{found.path} does not name {found.class_name}, but may get it when it is run",
             why,
             "write FILE.py:Class with a class of that file",
@@ -166,4 +161,4 @@ def _of_mistakes(check: str, name: str, mistakes: Sequence[Mistake]) -> Finding:
     if not mistakes:
         return ok(check, name)
     found = "; ".join(map(str, mistakes))
-    return Finding(check, "error", found, "training refuses to start", f"change the {check} section")
+    return failure(check, found, "training refuses to start", f"change the {check} section")

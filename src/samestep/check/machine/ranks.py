@@ -8,7 +8,7 @@ import uuid
 from collections.abc import Sequence
 from pathlib import Path
 
-from samestep.check.machine.findings import Finding, Place, ok, spans
+from samestep.check.machine.findings import Finding, Place, note, ok, spans
 from samestep.distributed.context import RunContext
 from samestep.distributed.probe import Call, Reduced, call_in_order, try_all_reduce
 from samestep.report.format import format_bytes, format_seconds
@@ -113,7 +113,7 @@ def share_folder(context: RunContext, places: Places, folder: Path) -> list[Find
     left = context.broadcast(left)
     found = [check_sharing(where, waits, places, refusal)]
     if left:
-        found.append(Finding("shared folder", "note", left, "the check should leave nothing", "remove it"))
+        found.append(note("shared folder", left, "the check should leave nothing", "remove it"))
     return found
 
 
@@ -211,9 +211,8 @@ def check_all_reduce(results: Sequence[Reduced], places: Places) -> list[Finding
     largest = results[-1]
     if len({place.host for place in places}) > 1 and largest.bus_bytes < 1.2 * _GIGABIT:
         found.append(
-            Finding(
+            note(
                 "all-reduce",
-                "note",
                 f"{format_bytes(largest.bus_bytes)}/s between machines at {format_bytes(largest.size)}",
                 "that is what a 1 Gbit network gives: gradients of 100 million parameters take seconds a step",
                 "if there is a faster network, choose its interface with GLOO_SOCKET_IFNAME or NCCL_SOCKET_IFNAME",

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from samestep.check.machine.agreement import check_agreement
 from samestep.check.machine.facts import Load, Machine, RankReport, inspect_machine, load_of, space_of
-from samestep.check.machine.findings import CheckReport, Finding, Place, at, merge, ok
+from samestep.check.machine.findings import CheckReport, Finding, Place, at, failure, merge, note, ok
 from samestep.check.machine.machine import check_cpus, check_disk, check_machine
 from samestep.check.machine.network import check_names, check_network, check_rendezvous, try_rendezvous
 from samestep.config import Config, DistributedConfig
@@ -135,9 +135,8 @@ def check_launch(launch: LaunchFacts | None, machine: Machine) -> list[Finding]:
         return [ok("launcher", f"{launch.launcher} ({reason}), {launch.world} ranks on {machines}")]
     if "SLURM_JOB_ID" in machine.variables and "SLURM_STEP_ID" not in machine.variables:
         return [
-            Finding(
+            note(
                 "launcher",
-                "note",
                 launch.reasons["launcher"],
                 "this is one process, however many tasks the job has",
                 "start the ranks with srun: srun samestep train CONFIG",
@@ -240,9 +239,8 @@ def _cpus_of_this_rank(report: RankReport) -> Finding:
 
 
 def _only_one() -> Finding:
-    return Finding(
+    return note(
         "ranks",
-        "note",
         "one process: nothing between ranks was checked",
         "most of what goes wrong in a distributed run goes wrong between ranks",
         "start this command as you start the run, such as torchrun --nproc-per-node 2 -m samestep "
@@ -252,21 +250,16 @@ def _only_one() -> Finding:
 
 def _contradictions(error: LaunchError) -> list[Finding]:
     return [
-        Finding(
-            "launch",
-            "error",
-            line,
-            "a run started like this refuses to start",
-            "change the launch or the config accordingly",
+        failure(
+            "launch", line, "a run started like this refuses to start", "change the launch or the config accordingly"
         )
         for line in str(error).splitlines()
     ]
 
 
 def _not_opened(error: Exception) -> Finding:
-    return Finding(
+    return failure(
         "process group",
-        "error",
         str(error),
         "no rank can continue without the others",
         "look at the findings of every rank; most often a rank was not started, MASTER_ADDR "
@@ -277,9 +270,8 @@ def _not_opened(error: Exception) -> Finding:
 def _lost(error: SamestepError) -> Finding:
     # The stacks in a hang report are the doctor's own, and show nothing of the cause.
     lines = takewhile(lambda line: "Python stack" not in line, str(error).splitlines())
-    return Finding(
+    return failure(
         "process group",
-        "error",
         "it was opened, but then: " + "\n".join(lines),
         "a run would end in the same way at its first exchange",
         "look at the output of the other ranks; where all are still running, a firewall passes "
