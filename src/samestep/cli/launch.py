@@ -126,17 +126,17 @@ def launch(
     Example: samestep launch config.yaml --nproc 4
     """
     with guarded(), DeferredSignals():
+        from samestep.launch.commands.slurm import SlurmJob
+        from samestep.launch.run.launches import start
+
         prepared, told = _prepared(context)
-        if follow and not prepared.is_queued:
+        if follow and not isinstance(prepared, SlurmJob):
             raise LaunchError("--follow is for Slurm jobs: other launches are followed anyway")
         if show or write is not None:
             return _show(prepared, show, write)
         _use_input(attached, read_secret)
         with exporting(told):
-            if held:
-                prepared.run_held(_report)
-            else:
-                prepared.run(_report, follow=follow)
+            start(prepared, _report, follow=follow, held=held)
 
 
 def _prepared(context: typer.Context) -> tuple[Launch, dict[str, str]]:

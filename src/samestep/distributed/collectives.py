@@ -9,14 +9,14 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from datetime import timedelta
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
 from samestep.distributed.health.activity import Activity
-from samestep.distributed.objects import ObjectExchange
+from samestep.distributed.objects import packed, unpacked
 from samestep.environment.secret import Signer
 
 T = TypeVar("T")
@@ -97,7 +97,7 @@ class TorchCollectives(Collectives):
         self.backend = str(dist.get_backend())
         self._host_only = self.backend == "gloo"
         self._groups: dict[str, dist.ProcessGroup] = {}
-        self._objects = ObjectExchange(self.wire(device), signer)
+        self._wire, self._signer = self.wire(device), signer
 
     def wire(self, device: torch.device) -> torch.device:
         if self._host_only:
@@ -138,15 +138,46 @@ class TorchCollectives(Collectives):
 
     def broadcast(self, value: T, source: int = 0) -> T:
         with self.activity.waiting("broadcast"):
-            return self._objects.broadcast(value, source)  # type: ignore[no-any-return]
+            mine = self._packed(value) if self.rank == source else self._bytes(0)
+            size = torch.tensor([mine.numel()], device=self._wire)
+            dist.broadcast(size, src=source)
+            sent = mine if self.rank == source else self._bytes(int(size))
+            dist.broadcast(sent, src=source)
+            return value if self.rank == source else self._unpacked(sent)
 
     def gather(self, value: T) -> list[T]:
         with self.activity.waiting("gather"):
-            return self._objects.gather(value)
+            padded, sizes = self._padded(value)
+            received = [torch.empty_like(padded) for _ in sizes]
+            dist.all_gather(received, padded)
+            # This rank's own as well: its caller may change what it gave.
+            return [self._unpacked(data[:size]) for data, size in zip(received, sizes, strict=True)]
 
     def collect(self, value: T) -> list[T]:
         with self.activity.waiting("collecting"):
-            return self._objects.collect(value)
+            padded, sizes = self._padded(value)
+            received = [torch.empty_like(padded) for _ in sizes] if self.rank == 0 else []
+            dist.gather(padded, received or None, dst=0)
+            return [self._unpacked(data[:size]) for data, size in zip(received, sizes, strict=False)]
+
+    def _padded(self, value: object) -> tuple[Tensor, list[int]]:
+        """This rank's object in as many bytes as the largest one, and the sizes of all."""
+        mine = self._packed(value)
+        sizes = [torch.zeros(1, dtype=torch.int64, device=self._wire) for _ in range(self.world)]
+        dist.all_gather(sizes, torch.tensor([mine.numel()], device=self._wire))
+        numbers = [int(size) for size in sizes]
+        padded = self._bytes(max(numbers))
+        padded[: mine.numel()] = mine
+        return padded, numbers
+
+    def _packed(self, value: object) -> Tensor:
+        return torch.frombuffer(bytearray(packed(value, self._signer)), dtype=torch.uint8).to(self._wire)
+
+    def _unpacked(self, data: Tensor) -> Any:
+        return unpacked(data.cpu().numpy().tobytes(), self._signer)
+
+    def _bytes(self, size: int) -> Tensor:
+        return torch.empty(size, dtype=torch.uint8, device=self._wire)
 
     def broadcast_tensors(self, tensors: Sequence[Tensor]) -> None:
         with self.activity.waiting("broadcast of tensors"), torch.no_grad():

@@ -10,7 +10,7 @@ from pathlib import Path
 from samestep.config import override_config
 from samestep.errors import Stopped
 from samestep.launch.commands.rank_command import RankCommand
-from samestep.launch.run.launches import Launch
+from samestep.launch.run.launches import Launch, start
 from samestep.launch.run.worlds import Machines, World, launch_of
 from samestep.words import counted
 
@@ -84,7 +84,7 @@ class Runner:
     def run(self, launch: Launch) -> None:
         """To its end, or to where it is to stop."""
         try:
-            launch.run(self.report, follow=True, quiet=True)
+            start(launch, self.report, follow=True, quiet=True)
         except Stopped:
-            if launch.command.rank_command.stop_after is None:
+            if launch.rank_command.stop_after is None:
                 raise

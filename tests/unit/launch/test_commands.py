@@ -21,15 +21,15 @@ from typer.testing import CliRunner
 from samestep.cli import app
 from samestep.config import Config, load_config
 from samestep.errors import LaunchError, PlanError, UserError
-from samestep.launch.commands.mpirun import flavour_of, mpirun_command
+from samestep.launch.commands.mpirun import ProgramCommand, flavour_of, mpirun_command
 from samestep.launch.commands.rank_command import RankCommand
 from samestep.launch.commands.size import Host, Size, parse_hosts
 from samestep.launch.commands.slurm import directives, slurm_job
 from samestep.launch.commands.srun import srun_command
 from samestep.launch.commands.ssh import ssh_commands
 from samestep.launch.commands.summary import more_processes_may_help, plan_rows
-from samestep.launch.commands.torchrun import torchrun_command
-from samestep.launch.run.launches import Launch, MpirunLaunch, TorchrunLaunch
+from samestep.launch.commands.torchrun import TorchrunCommand, torchrun_command
+from samestep.launch.run.launches import Launch
 from samestep.launch.run.mpirun import find_flavour
 from samestep.launch.run.prepare import Request, prepare
 
@@ -526,20 +526,20 @@ def test_what_the_mistakes_vary_is_itself_right(tmp_path: Path) -> None:
 @pytest.mark.requirement("003-T2-5")
 def test_a_launcher_is_chosen_by_the_config_or_the_option(tmp_path: Path) -> None:
     static = requested("torchrun", nproc=2, nodes=2, node_rank=1, master_addr="n0")(tmp_path)
-    assert isinstance(static, TorchrunLaunch)
-    assert static.command.rendezvous == "n0:29500", "torchrun's own port"
+    assert isinstance(static, TorchrunCommand)
+    assert static.rendezvous == "n0:29500", "torchrun's own port"
     path = program(tmp_path / "mpirun", "echo 'mpirun (Open MPI) 4.1.4'")
     by_mpi = requested("mpirun", f"launch.mpirun={path}", nproc=2)(tmp_path)
-    assert isinstance(by_mpi, MpirunLaunch)
-    assert by_mpi.command.argv[:3] == (str(path), "-np", "2")
+    assert isinstance(by_mpi, ProgramCommand)
+    assert by_mpi.argv[:3] == (str(path), "-np", "2")
 
 
 def test_agents_in_a_slurm_job_meet_on_its_first_node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SLURM_JOB_ID", "12")
     monkeypatch.setenv("SLURM_JOB_NODELIST", "n[3-4]")
     launch = requested("torchrun", nproc=2, nodes="1:2")(tmp_path)
-    assert isinstance(launch, TorchrunLaunch)
-    host, _, port = launch.command.rendezvous.partition(":")
+    assert isinstance(launch, TorchrunCommand)
+    host, _, port = launch.rendezvous.partition(":")
     assert host == "n3"
     assert 1024 < int(port) < 65536
     assert requested("torchrun", nproc=2, nodes="1:2")(tmp_path) == launch

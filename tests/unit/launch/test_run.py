@@ -22,13 +22,13 @@ from samestep.cli import app
 from samestep.config import load_config
 from samestep.distributed.signals import SignalForwarder
 from samestep.errors import LaunchError, RankFailed, RunDirError, Stopped
-from samestep.launch.commands.mpirun import Flavour, MpirunCommand, mpirun_command
+from samestep.launch.commands.mpirun import Flavour, ProgramCommand, mpirun_command
 from samestep.launch.commands.rank_command import RankCommand
 from samestep.launch.commands.size import parse_hosts
 from samestep.launch.commands.slurm import SlurmJob, slurm_job
 from samestep.launch.commands.ssh import SshCommands, ssh_commands
 from samestep.launch.run import slurm as slurm_jobs
-from samestep.launch.run.launches import MpirunLaunch, SlurmLaunch
+from samestep.launch.run.launches import start
 from samestep.launch.run.mpirun import run_mpirun
 from samestep.launch.run.slurm import Submitted, follow_job, jobs_of, logs_of, newest_job, state_of, submit
 from samestep.launch.run.ssh import check_hosts, run_over_ssh
@@ -407,7 +407,7 @@ def test_an_empty_answer_about_a_job_means_unknown(cluster: Cluster) -> None:
 
 def test_starting_a_job_submits_it_and_leaves_it_alone(cluster: Cluster) -> None:
     reported: list[str] = []
-    SlurmLaunch(cluster.job()).run(reported.append)
+    start(cluster.job(), reported.append)
     [line] = reported
     assert "submitted job 12" in line
     assert f"samestep show {cluster.run}" in line
@@ -425,7 +425,7 @@ def test_starting_a_job_can_stay_with_it(
         if "RUNNING" in line:
             cluster.writes("a rank speaks\n")
 
-    SlurmLaunch(cluster.job()).run(report, follow=True)
+    start(cluster.job(), report, follow=True)
     assert reported[-1] == "job 12: COMPLETED on n[1-2]"
     assert capsys.readouterr().out == "a rank speaks\n"
 
@@ -441,7 +441,7 @@ def test_an_interrupt_cancels_only_a_job_that_nobody_sees(
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        SlurmLaunch(cluster.job()).run(interrupt, follow=True, quiet=quiet)
+        start(cluster.job(), interrupt, follow=True, quiet=quiet)
     assert cluster.calls_of("scancel") == cancelled
 
 
@@ -580,7 +580,7 @@ def test_off_the_main_thread_nothing_is_installed(missed: list[int]) -> None:
 # mpirun
 
 
-def mpirun(folder: Path, body: str, flavour: Flavour = "hydra", **launch: Any) -> MpirunCommand:
+def mpirun(folder: Path, body: str, flavour: Flavour = "hydra", **launch: Any) -> ProgramCommand:
     path = program(folder / "bin" / "mpirun", body)
     where = rank_command(folder, mpirun=str(path), python="/py", **launch)
     return mpirun_command(where, flavour, 2, (), "job", {}, cpus=8, as_root=False)
@@ -622,7 +622,7 @@ def test_mpirun_that_fails_is_reported_with_its_code(tmp_path: Path, body: str, 
 )
 def test_setup_lines_that_only_a_script_runs_are_reported(tmp_path: Path, setup: dict[str, Any], skipped: bool) -> None:
     reported: list[str] = []
-    MpirunLaunch(mpirun(tmp_path, "exit 0", **setup)).run(reported.append)
+    start(mpirun(tmp_path, "exit 0", **setup), reported.append)
     assert [line.split(" only apply")[0] for line in reported] == (
         ["launch.modules and launch.before"] if skipped else []
     )

@@ -9,7 +9,7 @@ from typing import Literal
 from samestep.config.secrets import referred
 from samestep.environment.hardware import owned_cpus
 from samestep.environment.secret import SECRET, SHELL_SECRET
-from samestep.environment.variables import launch_variables, process_environment
+from samestep.environment.variables import launch_variables
 from samestep.errors import LaunchError
 from samestep.launch.commands.rank_command import RankCommand, exec_line, shell_script
 from samestep.launch.commands.size import Host
@@ -23,20 +23,25 @@ _FORWARDED_KINDS = ("NCCL_", "GLOO_", "TORCH_", "OMP_", "MKL_", "SAMESTEP_")
 
 
 @dataclass(frozen=True)
-class MpirunCommand:
-    """One mpirun that starts all ranks."""
+class ProgramCommand:
+    """One program that starts all ranks: an mpirun, or an srun."""
 
+    via: Literal["mpirun", "srun"]
     rank_command: RankCommand
     world: int
-    hosts: tuple[Host, ...]
+    machines: int
+    threads: int | None
+    """Each rank's share of the CPUs, as far as it is known."""
     argv: tuple[str, ...]
     named: Mapping[str, str]
-    """Set for mpirun, which passes them to the ranks by name: values do not show in `ps`. Some may be
+    """Set for the program, which passes them to the ranks by name: values do not show in `ps`. Some may be
     references to this process's own."""
     stops_by: str
     """The signal that it forwards to its ranks without killing them, and without a requeue."""
     ends_by: str
-    """The signal that ends mpirun and its ranks at once."""
+    """The signal that ends it and its ranks at once."""
+    hidden: tuple[str, ...] = ()
+    """Variables of this process that it must not read."""
 
     @property
     def variables(self) -> dict[str, str]:
@@ -45,20 +50,18 @@ class MpirunCommand:
         return {k: v if referred(v) is None else found[k] for k, v in self.named.items()}
 
     def script(self) -> str:
-        comment = "What samestep launch --via mpirun starts."
+        inside = ", inside of an allocation" if self.via == "srun" else ""
         # Each time the script runs it is another launch.
         variables = {k: v for k, v in self.named.items() if k not in launch_variables("")}
-        name = [f'export {variable}="mpirun-$HOSTNAME-$$"' for variable in launch_variables("")]
-        command = "\n".join([*name, SHELL_SECRET, exec_line(self.argv)])
-        return shell_script(comment, self.rank_command, variables, command)
+        name = [f'export {variable}="{self.via}-$HOSTNAME-$$"' for variable in launch_variables("")]
+        unset = [f"unset {' '.join(self.hidden)}"] if self.hidden else []
+        command = "\n".join([*name, SHELL_SECRET, *unset, exec_line(self.argv)])
+        return shell_script(
+            f"What samestep launch --via {self.via} starts{inside}.", self.rank_command, variables, command
+        )
 
     def summary(self) -> Rows:
-        threads = None
-        if not self.hosts:  # all ranks share the CPUs of this machine
-            threads = max(1, owned_cpus(process_environment()).value // self.world)
-        machines = max(1, len(self.hosts))
-        config = self.rank_command.config
-        return plan_rows(config, self.world, machines, threads, threads_are_share=True)
+        return plan_rows(self.rank_command.config, self.world, self.machines, self.threads, threads_are_share=True)
 
 
 def flavour_of(version: str) -> Flavour:
@@ -84,7 +87,7 @@ def mpirun_command(
     *,
     cpus: int,
     as_root: bool,
-) -> MpirunCommand:
+) -> ProgramCommand:
     """Return the mpirun of a config; `name` is what the ranks of this launch share."""
     config = rank_command.config
     variables = {**config.launch.environment, **launch_variables(name)}
@@ -112,7 +115,11 @@ def mpirun_command(
     # OpenMPI's kills its ranks on SIGTERM, and they outlive it if it is killed itself; hydra's
     # forwards SIGTERM, does not know SIGUSR2, and its ranks end with it.
     stops_by, ends_by = ("SIGUSR2", "SIGTERM") if flavour == "openmpi" else ("SIGTERM", "SIGKILL")
-    return MpirunCommand(rank_command, world, hosts, (*argv, *command), variables, stops_by, ends_by)
+    # Without hosts all ranks share the CPUs of this machine.
+    share = None if hosts else max(1, owned_cpus(environ).value // world)
+    return ProgramCommand(
+        "mpirun", rank_command, world, max(1, len(hosts)), share, (*argv, *command), variables, stops_by, ends_by
+    )
 
 
 def _forwarded(environ: Mapping[str, str], ours: Iterable[str]) -> list[str]:

@@ -3,63 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 from samestep.config import Config
-from samestep.config.secrets import referred
-from samestep.environment.secret import SHELL_SECRET
 from samestep.environment.variables import launch_variables
 from samestep.errors import LaunchError
-from samestep.launch.commands.rank_command import RankCommand, check_world, exec_line, shell_script
+from samestep.launch.commands.mpirun import ProgramCommand
+from samestep.launch.commands.rank_command import RankCommand, check_world
 from samestep.launch.commands.size import Size
-from samestep.launch.commands.summary import Rows, plan_rows
 from samestep.parsing.numbers import whole_number
 
 HIDDEN = ("SLURM_MEM_PER_NODE", "SLURM_GPUS", "SLURM_GPUS_PER_NODE", "SLURM_GRES", "SLURM_NTASKS_PER_NODE")
 """What srun would take for its own options: a step would request all that the allocation has."""
 
 
-@dataclass(frozen=True)
-class SrunCommand:
-    """One srun that starts all ranks, and takes no more of the allocation than they need."""
-
-    rank_command: RankCommand
-    nodes: int
-    ranks_per_node: int
-    argv: tuple[str, ...]
-    named: Mapping[str, str]
-    """Set for srun, which passes all variables to the ranks. Some may be references to this process's own."""
-    stops_by: str = "SIGUSR2"
-    """srun forwards it to its ranks; SIGTERM would kill them."""
-    ends_by: str = "SIGTERM"
-
-    @property
-    def world(self) -> int:
-        return self.nodes * self.ranks_per_node
-
-    @property
-    def variables(self) -> dict[str, str]:
-        """The same with the values that are referred to; raises if one is not set here."""
-        found = self.rank_command.variables()
-        return {k: v if referred(v) is None else found[k] for k, v in self.named.items()}
-
-    def script(self) -> str:
-        comment = "What samestep launch --via srun starts, inside of an allocation."
-        variables = {k: v for k, v in self.named.items() if k not in launch_variables("")}
-        name = [f'export {variable}="srun-$HOSTNAME-$$"' for variable in launch_variables("")]
-        unset = f"unset {' '.join(HIDDEN)}"
-        command = "\n".join([*name, SHELL_SECRET, unset, exec_line(self.argv)])
-        return shell_script(comment, self.rank_command, variables, command)
-
-    def summary(self) -> Rows:
-        config = self.rank_command.config
-        threads = config.launch.slurm.cpus_per_task
-        return plan_rows(config, self.world, self.nodes, threads, threads_are_share=True)
-
-
 def srun_command(
     rank_command: RankCommand, nodes: Size | None, nproc: int | None, name: str, environ: Mapping[str, str]
-) -> SrunCommand:
+) -> ProgramCommand:
     """Return the step of a config.
 
     Raises:
@@ -86,7 +45,11 @@ def srun_command(
     argv += [*_memory(options.mem, ranks * (cpus or 1), environ), *_gpus(config, ranks, environ)]
     variables = {**config.launch.environment, **launch_variables(name)}
     command = (rank_command.python, *rank_command.train())
-    return SrunCommand(rank_command, count, ranks, (*argv, *command), variables)
+    # srun forwards SIGUSR2 to its ranks; SIGTERM would kill them.
+    return ProgramCommand(
+        "srun", rank_command, count * ranks, count, options.cpus_per_task, (*argv, *command), variables,
+        stops_by="SIGUSR2", ends_by="SIGTERM", hidden=HIDDEN,
+    )  # fmt: skip
 
 
 def _memory(asked: str | None, cpus: int, environ: Mapping[str, str]) -> list[str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from samestep.environment.ports import rendezvous_ports
 from samestep.environment.secret import SECRET, SHELL_SECRET
@@ -37,10 +37,6 @@ class SshCommands:
     @property
     def ssh(self) -> tuple[str, ...]:
         return tuple(shlex.split(self.rank_command.config.launch.ssh))
-
-    def at(self, port: int) -> SshCommands:
-        """Return a copy whose agents meet at another port."""
-        return replace(self, port=port)
 
     def argv(self, node: int) -> tuple[str, ...]:
         """Return what starts the agent of a node."""
@@ -87,9 +83,9 @@ class SshCommands:
         return plan_rows(self.rank_command.config, self.world, len(self.hosts), None)
 
 
-def ssh_commands(rank_command: RankCommand, hosts: tuple[Host, ...], name: str) -> SshCommands:
+def ssh_commands(rank_command: RankCommand, hosts: tuple[Host, ...], name: str, port: int | None = None) -> SshCommands:
     """Return the agents of a config; `name` distinguishes this launch from any other."""
-    launch = SshCommands(rank_command, hosts, rendezvous_ports(name)[0])
+    launch = SshCommands(rank_command, hosts, port or rendezvous_ports(name)[0])
     if launch.world is not None:
         check_world(rank_command.config, launch.world, f"--hosts take {launch.world} ranks")
     return launch

@@ -16,8 +16,7 @@ from typing import IO
 from samestep.distributed.signals import SignalForwarder
 from samestep.environment.secret import SECRET, new_secret
 from samestep.errors import LaunchError, RankFailed, Stopped, code_of_ranks
-from samestep.launch.commands.mpirun import Flavour, MpirunCommand, flavour_of
-from samestep.launch.commands.srun import SrunCommand
+from samestep.launch.commands.mpirun import Flavour, ProgramCommand, flavour_of
 from samestep.launch.run.orphans import Reaper
 
 _SECONDS_TO_ANSWER = 20.0
@@ -64,7 +63,7 @@ def find_flavour(mpirun: str, may_run: bool = True) -> Flavour:
     return flavour_of(printed.stdout + printed.stderr)
 
 
-def run_mpirun(command: MpirunCommand | SrunCommand, environ: Mapping[str, str], quiet: bool = False) -> None:
+def run_mpirun(command: ProgramCommand, environ: Mapping[str, str], quiet: bool = False) -> None:
     """Start it and wait; a failing rank prints its own error meanwhile."""
     with TemporaryFile() if quiet else nullcontext() as kept:
         try:
@@ -80,7 +79,7 @@ def _last_lines(kept: IO[bytes]) -> str:
     return "".join(kept.read().decode(errors="replace").splitlines(keepends=True)[-_KEPT_LINES:])
 
 
-def _run(command: MpirunCommand | SrunCommand, environ: Mapping[str, str], output: IO[bytes] | None) -> None:
+def _run(command: ProgramCommand, environ: Mapping[str, str], output: IO[bytes] | None) -> None:
     started: list[subprocess.Popen[bytes]] = []
 
     def stop(number: signal.Signals) -> None:
@@ -97,7 +96,11 @@ def _run(command: MpirunCommand | SrunCommand, environ: Mapping[str, str], outpu
         try:
             process = subprocess.Popen(
                 command.argv,
-                env={**environ, **command.variables, SECRET: new_secret()},
+                env={
+                    **{name: value for name, value in environ.items() if name not in command.hidden},
+                    **command.variables,
+                    SECRET: new_secret(),
+                },
                 cwd=command.rank_command.working_folder,
                 stdin=subprocess.DEVNULL,
                 stdout=output,

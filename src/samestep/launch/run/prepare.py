@@ -21,7 +21,7 @@ from samestep.launch.commands.slurm import slurm_job
 from samestep.launch.commands.srun import srun_command
 from samestep.launch.commands.ssh import ssh_commands
 from samestep.launch.commands.torchrun import default_nproc, torchrun_command
-from samestep.launch.run.launches import Launch, MpirunLaunch, SlurmLaunch, SrunLaunch, SshLaunch, TorchrunLaunch
+from samestep.launch.run.launches import Launch
 from samestep.launch.run.mpirun import find_flavour
 
 _MASTER_PORT = 29500
@@ -63,7 +63,7 @@ def prepare(rank_command: RankCommand, request: Request) -> Launch:
     if method == "slurm":
         request.refuse(method, "node_rank", "master_addr", "master_port", "rendezvous", "hosts")
         nproc = request.fixed_nproc("Slurm starts a fixed number")
-        return SlurmLaunch(slurm_job(rank_command, request.nodes, nproc, request.max_restarts))
+        return slurm_job(rank_command, request.nodes, nproc, request.max_restarts)
     if method == "srun":
         return _by_srun(rank_command, request)
     if method == "ssh":
@@ -79,7 +79,7 @@ def prepare_plain(script: PlainScript, request: Request) -> Launch:
     if nproc is None:
         count = quick_hardware(process_environment()).device_count or 1
         nproc = Size(count, count)
-    return TorchrunLaunch(plain_command(script, nproc, **_machines(request)))
+    return plain_command(script, nproc, **_machines(request))
 
 
 def _by_torchrun(rank_command: RankCommand, request: Request) -> Launch:
@@ -88,7 +88,7 @@ def _by_torchrun(rank_command: RankCommand, request: Request) -> Launch:
         machines = 1 if request.nodes is None else request.nodes.most
         count = default_nproc(rank_command.config, quick_hardware(process_environment()).device_count, machines)
         nproc = Size(count, count)
-    return TorchrunLaunch(torchrun_command(rank_command, nproc, **_machines(request)))
+    return torchrun_command(rank_command, nproc, **_machines(request))
 
 
 def _machines(request: Request) -> dict[str, Any]:
@@ -128,7 +128,7 @@ def _by_mpirun(rank_command: RankCommand, request: Request) -> Launch:
         raise LaunchError("mpirun must know the number of ranks: add --nproc, or --hosts a:4,b:4")
     check_world(config, world, f"mpirun is to start {world} ranks")
     in_a_job = "SLURM_JOB_ID" in environ  # where mpirun knows what each node has
-    command = mpirun_command(
+    return mpirun_command(
         rank_command,
         find_flavour(config.launch.mpirun, may_run=not request.only_shown),
         world,
@@ -138,14 +138,13 @@ def _by_mpirun(rank_command: RankCommand, request: Request) -> Launch:
         cpus=world if in_a_job else owned_cpus(environ).value,
         as_root=os.geteuid() == 0,
     )
-    return MpirunLaunch(command)
 
 
 def _by_srun(rank_command: RankCommand, request: Request) -> Launch:
     request.refuse("srun", "node_rank", "master_addr", "master_port", "rendezvous", "hosts", "max_restarts")
     nproc = request.fixed_nproc("a step has a fixed number of ranks")
     name = f"srun-{uuid.uuid4().hex}"
-    return SrunLaunch(srun_command(rank_command, request.nodes, nproc, name, process_environment()))
+    return srun_command(rank_command, request.nodes, nproc, name, process_environment())
 
 
 def _by_ssh(rank_command: RankCommand, request: Request) -> Launch:
@@ -154,6 +153,4 @@ def _by_ssh(rank_command: RankCommand, request: Request) -> Launch:
         raise LaunchError("--via ssh must know the machines: add --hosts, such as --hosts a:4,b:4")
     nproc = request.fixed_nproc("ssh starts a fixed number")
     hosts = parse_hosts(request.hosts, nproc)
-    commands = ssh_commands(rank_command, hosts, f"ssh-{uuid.uuid4().hex}")
-    port = request.master_port
-    return SshLaunch(commands if port is None else commands.at(port))
+    return ssh_commands(rank_command, hosts, f"ssh-{uuid.uuid4().hex}", request.master_port)

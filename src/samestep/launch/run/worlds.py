@@ -15,7 +15,7 @@ from samestep.errors import LaunchError, PlanError
 from samestep.lanes.plan import MOST_LANES
 from samestep.launch.commands.rank_command import RankCommand
 from samestep.launch.commands.size import Host, Size, parse_hosts
-from samestep.launch.run.launches import Launch
+from samestep.launch.run.launches import Launch, start
 from samestep.launch.run.prepare import Request, prepare
 from samestep.parsing.limits import short
 from samestep.parsing.numbers import whole_number
@@ -170,7 +170,7 @@ def measure_each(
             report(f"measuring on {counted(world.label, 'rank')}")
             result = Path(folder) / f"world-{world.ranks}.json"
             ranks = ranks_of(world, result)
-            launch_of(world, ranks, machines).run(report, follow=True, quiet=True)
+            start(launch_of(world, ranks, machines), report, follow=True, quiet=True)
             check_stop()
             found.append(read(result))
         return found
