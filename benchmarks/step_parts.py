@@ -116,9 +116,7 @@ def measure(context: RunContext, config: Config, workload: Workload, rounds: int
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         turns = {}
         for loop in found:
-            opened_in = LoopContext(
-                reading_once(task), config, context, lambda own: create_run_context(own, hardware), folder / loop, stack
-            )
+            opened_in = LoopContext(reading_once(task), config, context, hardware, folder / loop, stack)
             opened = open_ddp if loop.startswith("ddp") else lambda one: open_samestep(one)[0]
             turns[loop] = KeepingSettings(lambda context=opened_in, opened=opened: opened(context))
             turns[loop](WARM_UP)

@@ -20,6 +20,7 @@ from samestep.config.measuring_run import endless_run
 from samestep.data.batch import LaneBatch
 from samestep.data.device import DeviceCopies
 from samestep.distributed.context import RunContext
+from samestep.environment.hardware import Hardware
 from samestep.errors import TaskError
 from samestep.optim.optimizers import build_optimizers
 from samestep.optim.precision import Precision, choose_precision
@@ -28,6 +29,7 @@ from samestep.run.run import Run
 from samestep.step.compilation import compile_model
 from samestep.step.loss_terms import LossValue
 from samestep.train.loop import Training
+from samestep.train.quiet_run import quiet_context
 from samestep.train.task import Task
 
 
@@ -44,8 +46,7 @@ class LoopContext:
     """With the global batch and the lanes of this world."""
     context: RunContext
     """Of the process, on whose group all of them are."""
-    own_context: Callable[[Config], RunContext]
-    """A context for one run, on the same group."""
+    hardware: Hardware
     folder: Path
     stack: ExitStack
     """Closes what they open."""
@@ -123,7 +124,7 @@ def refuse_task(task: Task, config: Config) -> None:
 def open_samestep(loop: LoopContext) -> tuple[Advance, Run]:
     """samestep's loop, as `samestep train` runs it but for saves, evaluations and trackers."""
     config = endless_run(loop.config, str(loop.folder), drop_last=True)
-    context = loop.stack.enter_context(loop.own_context(config))
+    context, _ = loop.stack.enter_context(quiet_context(config, loop.hardware))
     run = loop.stack.enter_context(Run(config, context))
     return in_turns(Training(run, loop.task).steps(), loop.stack), run
 

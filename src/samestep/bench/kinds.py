@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 from samestep.bench import checkpoint_report, comm_report, loader_report, memory_report, scaling_report
 from samestep.bench.document import Document
 from samestep.bench.presentation import Presentation
+from samestep.bench.scaling_figures import with_efficiency
 from samestep.errors import TextError
 
 _PRESENTED: Mapping[str, Callable[[Document], Presentation]] = {
@@ -28,3 +29,9 @@ def present(document: Document) -> Presentation:
     if document.kind not in _PRESENTED:
         raise TextError(f"a result of kind {document.kind!r} is not known here: there are {', '.join(_PRESENTED)}")
     return _PRESENTED[document.kind](document)
+
+
+def joined(worlds: Sequence[Document]) -> Document:
+    """Return one measurement on several numbers of ranks, each of which is a document."""
+    first, rows = worlds[0], [row for one in worlds for row in one.rows]
+    return Document(first.kind, first.machine, with_efficiency(rows) if first.kind == "scaling" else rows)

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from samestep.bench.document import Document
-from samestep.bench.scaling_figures import with_efficiency
+from samestep.bench.kinds import joined
 from samestep.bench.scaling_plan import SAMESTEP, STRONG, WEAK, ScalingRequest
 from samestep.bench.worlds import BenchCommand, measure_worlds
 from samestep.config import Config, load_config
@@ -105,7 +105,7 @@ def _measure(
 
 def by_world(documents: Sequence[Document]) -> dict[int, dict[str, Any]]:
     """Return the rows of one mode, by their numbers of ranks."""
-    rows = with_efficiency([row for document in documents for row in document.rows])
+    rows = joined(documents).rows
     return {
         row["world"]: {
             **row,

@@ -3,98 +3,64 @@
 from __future__ import annotations
 
 import gc
-import logging
 import socket
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
-import torch.utils.deterministic
 
 from samestep.bench.baselines import LoopContext, Unsupported, open_ddp, open_samestep, refuse_small_data
 from samestep.bench.document import Document, machine_facts
 from samestep.bench.library_loops import open_accelerate, open_lightning
 from samestep.bench.scaling_figures import Cores, RankStep, phases_of, ratio_of, share_cores, slow_ranks
-from samestep.bench.scaling_plan import ACCELERATE, DDP, KIND, LIGHTNING, SAMESTEP, Batches, Part
+from samestep.bench.scaling_plan import ACCELERATE, DDP, KIND, LIGHTNING, MODES, SAMESTEP, Part, ScalingRequest
 from samestep.bench.statistics import spread_of
 from samestep.bench.turns import Advance
+from samestep.bench.workloads import WorkloadTask, workload_of
 from samestep.config import Config
-from samestep.distributed.context import RunContext, create_run_context
+from samestep.distributed.context import RunContext
 from samestep.distributed.hardware import detect_hardware
 from samestep.distributed.health.activity import COMPUTE, DATA, EXCHANGE, READING, UPDATE, Activity
-from samestep.distributed.logging import LOGGER, KeptLog
 from samestep.distributed.signals import stopping_at_once
 from samestep.environment.hardware import allowed_cpus, owned_cpus
 from samestep.environment.variables import process_environment
+from samestep.optim.kernels import put_back, torch_settings
+from samestep.report.run_facts import config_fact
 from samestep.run.run import Run
 from samestep.tracking.progress import TurnProgress
 from samestep.tracking.step_times import peak_memory
-from samestep.train.task import Task
-
-
-@dataclass(frozen=True)
-class TorchSettings:
-    """Settings of torch, of which a training may want something else."""
-
-    deterministic: bool
-    warns_only: bool
-    fills_memory: bool
-    cudnn_deterministic: bool
-    cudnn_benchmark: bool
-    cudnn_tf32: bool
-    matmul_precision: str
-
-    @classmethod
-    def current(cls) -> TorchSettings:
-        """As they are now."""
-        return cls(
-            deterministic=torch.are_deterministic_algorithms_enabled(),
-            warns_only=torch.is_deterministic_algorithms_warn_only_enabled(),
-            fills_memory=torch.utils.deterministic.fill_uninitialized_memory,  # type: ignore[attr-defined]
-            cudnn_deterministic=torch.backends.cudnn.deterministic,
-            cudnn_benchmark=torch.backends.cudnn.benchmark,
-            cudnn_tf32=torch.backends.cudnn.allow_tf32,
-            matmul_precision=torch.get_float32_matmul_precision(),
-        )
-
-    def apply(self) -> None:
-        """Compute with these from now on."""
-        torch.use_deterministic_algorithms(self.deterministic, warn_only=self.warns_only)
-        torch.utils.deterministic.fill_uninitialized_memory = self.fills_memory  # type: ignore[attr-defined]
-        torch.backends.cudnn.deterministic = self.cudnn_deterministic
-        torch.backends.cudnn.benchmark = self.cudnn_benchmark
-        torch.backends.cudnn.allow_tf32 = self.cudnn_tf32
-        torch.set_float32_matmul_precision(self.matmul_precision)
+from samestep.train.quiet_run import reading_once
+from samestep.train.task import Task, load_task
 
 
 class KeepingSettings:
     """A training that has its own settings of torch in its turns and leaves others theirs."""
 
     def __init__(self, open_it: Callable[[], Advance]) -> None:
-        outside = TorchSettings.current()
+        outside = torch_settings()
         try:
             self._advance = open_it()
-            self._own = TorchSettings.current()
+            self._own = torch_settings()
         finally:
-            outside.apply()
+            put_back(outside)
 
     def __call__(self, number: int) -> None:
         """Run so many steps."""
-        outside = TorchSettings.current()
+        outside = torch_settings()
         if self._own != outside:
-            self._own.apply()
+            put_back(self._own)
         try:
             self._advance(number)
         finally:
-            self._own = TorchSettings.current()
+            self._own = torch_settings()
             if self._own != outside:
-                outside.apply()
+                put_back(outside)
 
 
 _WARM_UP = {"cuda": 24}
@@ -109,47 +75,43 @@ _OPENERS: Mapping[str, Callable[[LoopContext], Advance]] = {
 }
 
 
-@dataclass(frozen=True)
-class Trial:
-    """One measurement: its variants, and for how long."""
-
-    workload: str
-    """As a row names it."""
-    modes: Sequence[str]
-    batches: Batches
-    variants: Sequence[str]
-    rounds: int
-    seconds: float
-    """What the timed steps of a turn take together, about."""
-    instrumented: int
-    """Steps whose phases are timed."""
-
-
-def measure_scaling(config: Config, context: RunContext, task_of: Callable[[int], Task], trial: Trial) -> Document:
+def measure_scaling(request: ScalingRequest, config: Config, context: RunContext) -> Document:
     """Time the steps of a task on these ranks; every rank calls this and gets the same."""
-    rows: list[dict[str, Any]] = []
-    turns = len(trial.modes) * (trial.rounds + 1) * (len(trial.variants) + 1)
+    request = replace(request, most_ranks=max(request.most_ranks, context.world))
+    if request.workload is None:
+        facts, lane_batch, workload = config_fact(config) | {"task": config.task or ""}, 1, None
+        loaded = reading_once(load_task(config))
+    else:
+        workload = workload_of(request.workload, request.size)
+        facts, lane_batch = {"config": "built-in", "task": f"{request.workload}-{request.size}"}, workload.batch
+    named = config.name if workload is None else facts["task"]
+    batches, rows = request.batches(config, lane_batch), []
+    turns = len(MODES[request.mode]) * (request.turns + 1) * (len(request.running) + 1)
     with (
         stopping_at_once("the measurement", context.log.main) as check_stop,
         TurnProgress(turns, context.log, context.is_main) as progress,
     ):
-        for mode in trial.modes:
-            part = trial.batches.part(mode, context.world)
+        for mode in MODES[request.mode]:
+            part = batches.part(mode, context.world)
+            task = loaded if workload is None else reading_once(WorkloadTask(workload, part.global_batch))
             with TemporaryDirectory(prefix="samestep-scaling-", ignore_cleanup_errors=True) as folder:
-                found = _Measuring(config, context, trial, part, Path(folder))
-                rows += found.measure(task_of(part.global_batch), progress, check_stop)
+                found = _Measuring(config, context, request, named, part, Path(folder))
+                rows += found.measure(task, progress, check_stop)
             gc.collect()
-    facts = machine_facts(str(context.device), context.gather(socket.gethostname()))
-    return Document(KIND, facts, rows)
+    machine = machine_facts(str(context.device), context.gather(socket.gethostname()))
+    return Document(KIND, machine | facts, rows)
 
 
 class _Measuring:
     """One mode on this rank and the others."""
 
-    def __init__(self, config: Config, context: RunContext, trial: Trial, part: Part, folder: Path) -> None:
+    def __init__(
+        self, config: Config, context: RunContext, request: ScalingRequest, workload: str, part: Part, folder: Path
+    ) -> None:
         changes = {"global_batch": part.global_batch, "lanes": part.lanes, "batch_per_rank": None}
         self._config = config.model_copy(update=changes)
-        self._context, self._trial, self._part, self._folder = context, trial, part, folder
+        self._context, self._request, self._part, self._folder = context, request, part, folder
+        self._workload = workload
         self._hardware = detect_hardware()
         self._turns: dict[str, Advance] = {}
         self._left_out: dict[str, str] = {}
@@ -160,11 +122,10 @@ class _Measuring:
         """Rows, one for each variant."""
         with ExitStack() as stack:
             refuse_small_data(task, self._part.global_batch)
-            for name in (*self._trial.variants, self._control):
+            for name in (*self._request.running, self._control):
                 progress.begin(name)
-                self._open(
-                    name, LoopContext(task, self._config, self._context, self._own_context, self._folder / name, stack)
-                )
+                folder = self._folder / name
+                self._open(name, LoopContext(task, self._config, self._context, self._hardware, folder, stack))
                 progress.end()
                 check_stop()
             # Otherwise a collection of everything the libraries allocated falls into someone's turn.
@@ -177,7 +138,7 @@ class _Measuring:
     @property
     def _control(self) -> str:
         """The variant that runs twice."""
-        return f"{DDP if DDP in self._trial.variants else SAMESTEP} again"
+        return f"{DDP if DDP in self._request.running else SAMESTEP} again"
 
     def _open(self, name: str, loop: LoopContext) -> None:
         kind = name.removesuffix(" again")
@@ -208,7 +169,7 @@ class _Measuring:
     def _instrument(self, advance: Advance, run: Run, memory: int) -> None:
         """Time the phases of some steps, apart from those whose time counts."""
         context = self._context
-        taken = _timed_phases(run.context.activity, context.device, advance, self._trial.instrumented)
+        taken = _timed_phases(run.context.activity, context.device, advance, self._request.instrumented)
         steps = list(zip(*context.gather(taken), strict=True))
         cpus = owned_cpus(process_environment()).value
         cores = Cores(socket.gethostname(), allowed_cpus(), cpus, context.threads)
@@ -229,9 +190,9 @@ class _Measuring:
         """Seconds of a step in each round; who is first rotates."""
         names = list(self._turns)
         once = self._seconds(names[0], _FEWEST)
-        steps = self._context.broadcast(max(_FEWEST, min(_MOST, round(self._trial.seconds / once))))
+        steps = self._context.broadcast(max(_FEWEST, min(_MOST, round(self._request.turn_seconds / once))))
         taken: dict[str, list[float]] = {name: [] for name in names}
-        for number in range(self._trial.rounds):
+        for number in range(self._request.turns):
             first = number % len(names)
             for name in (*names[first:], *names[:first]):
                 progress.begin(name)
@@ -256,7 +217,7 @@ class _Measuring:
         noise = asdict(ratio_of(taken[twice], taken[control])) if control in taken else None
         shared = {
             "mode": part.mode,
-            "workload": self._trial.workload,
+            "workload": self._workload,
             "world": part.world,
             "backend": getattr(self._context.collectives, "backend", "none"),
             "lanes": part.lanes,
@@ -283,16 +244,6 @@ class _Measuring:
                 "slow_ranks": self._samestep["slow_ranks"] if ours else [],
             })  # fmt: skip
         return rows
-
-    def _own_context(self, config: Config) -> RunContext:
-        level = LOGGER.level
-        LOGGER.setLevel(logging.ERROR)
-        try:
-            context = create_run_context(config, self._hardware)
-        finally:
-            LOGGER.setLevel(level)
-        context.log = KeptLog(context.rank, context.world)
-        return context
 
 
 def _timed_phases(activity: Activity, device: torch.device, advance: Advance, steps: int) -> list[RankStep]:

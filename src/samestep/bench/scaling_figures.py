@@ -134,19 +134,20 @@ def efficiency_of(mode: str, smallest: Row, row: Row) -> Spread:
 
 
 def with_efficiency(rows: Sequence[Row]) -> list[dict[str, Any]]:
-    """Return the rows of all worlds, each with its efficiency; that of the fewest ranks has none."""
+    """Return the rows of all worlds, each with its efficiency against the fewest ranks of the same work."""
     found = []
     for row in rows:
-        same = [one for one in rows if _series(one) == _series(row)]
-        smallest = min(same, key=lambda one: one["world"])
-        is_smallest = row["world"] == smallest["world"]
-        efficiency = None if is_smallest else asdict(efficiency_of(row["mode"], smallest, row))
-        found.append({**row, "efficiency": efficiency})
+        smallest = min((one for one in rows if _work(one) == _work(row)), key=lambda one: one["world"])
+        if row["world"] > smallest["world"]:
+            row = {**row, "efficiency": asdict(efficiency_of(row["mode"], smallest, row))}
+        found.append(dict(row))
     return found
 
 
-def _series(row: Row) -> tuple[Any, ...]:
-    return row["mode"], row["workload"], row["variant"], row["precision"]
+def _work(row: Row) -> tuple[Any, ...]:
+    """Return what must be the same for two worlds to be points of one curve."""
+    batch = row["global_batch"] / (row["world"] if row["mode"] == WEAK else 1)
+    return batch, row["mode"], row["workload"], row["variant"], row["precision"]
 
 
 def verdicts(rows: Sequence[Row]) -> list[str]:

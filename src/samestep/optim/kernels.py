@@ -28,7 +28,7 @@ def choose_kernels(precision: Precision, deterministic: Deterministic) -> Callab
     """
     if precision.device.type != "cuda":
         return lambda: None
-    before = _settings()
+    before = torch_settings()
     if deterministic:
         torch.backends.cudnn.deterministic, torch.backends.cudnn.benchmark = True, False
         # With warnings only, torch still takes the random form of some, such as flash attention.
@@ -39,7 +39,7 @@ def choose_kernels(precision: Precision, deterministic: Deterministic) -> Callab
     tf32 = precision.kind == "tf32"
     torch.set_float32_matmul_precision("high" if tf32 else "highest")
     torch.backends.cudnn.allow_tf32 = tf32
-    return lambda: _put_back(before)
+    return lambda: put_back(before)
 
 
 def allow_deterministic_products(device: torch.device) -> None:
@@ -59,7 +59,8 @@ def allow_deterministic_products(device: torch.device) -> None:
         torch.mm(one, one)
 
 
-def _settings() -> dict[str, Any]:
+def torch_settings() -> dict[str, Any]:
+    """Return the settings of torch, of which a training may want something else."""
     return {
         "deterministic": torch.backends.cudnn.deterministic,
         "benchmark": torch.backends.cudnn.benchmark,
@@ -71,7 +72,8 @@ def _settings() -> dict[str, Any]:
     }
 
 
-def _put_back(before: dict[str, Any]) -> None:
+def put_back(before: dict[str, Any]) -> None:
+    """Compute with these settings from now on."""
     torch.backends.cudnn.deterministic = before["deterministic"]
     torch.backends.cudnn.benchmark = before["benchmark"]
     torch.backends.cudnn.allow_tf32 = before["tf32"]

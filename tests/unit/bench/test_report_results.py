@@ -91,12 +91,12 @@ def test_weak_scaling_compares_times_of_as_many_samples_per_rank() -> None:
     assert found[2] is None, "16 samples per rank, and nothing smaller to compare with"
 
 
-def test_a_documents_own_efficiencies_are_kept_and_predictions_get_one() -> None:
-    rows = [scaling(1, 1.0), scaling(2, 0.6, efficiency=figure(0.84)), scaling(8, 0.25, predicted=True)]
-    (machine,) = machines_of([placed("all.json", rows)])
-    found = machine.rows("scaling")
-    assert found[1]["efficiency"] == figure(0.84)
-    assert found[2]["efficiency"]["median"] == pytest.approx(0.5)
+def test_curves_of_two_configs_stay_apart() -> None:
+    here = placed("a.json", [scaling(1, 1.0), scaling(2, 0.6)], config="one")
+    there = placed("b.json", [scaling(2, 0.5), scaling(4, 0.4)], config="other")
+    (machine,) = machines_of([here, there])
+    found = [row["efficiency"] and row["efficiency"]["median"] for row in machine.rows("scaling")]
+    assert found == [None, pytest.approx(1 / 1.2), None, pytest.approx(0.5 / (2 * 0.4))]
 
 
 def test_a_smaller_world_of_another_file_replaces_what_efficiencies_are_against() -> None:

@@ -43,8 +43,8 @@ def test_nothing_measured_is_not_measurable_and_says_what_to_measure() -> None:
 def test_efficiency_must_be_above_its_limit_and_a_range_that_holds_it_is_named(
     efficiency: dict[str, float], strong: str, stronger: str, undecided: bool
 ) -> None:
-    rows = [scaling(1, 1.0), scaling(4, 0.3, efficiency=efficiency)]
-    at_80, at_85 = one(STRONG, *rows), one(STRONGER, *rows)
+    row = scaling(4, 0.3, efficiency=efficiency)
+    at_80, at_85 = one(STRONG, row), one(STRONGER, row)
     assert (at_80.state, at_85.state) == (strong, stronger)
     assert at_80.limit == "> 80 %"
     assert at_85.limit == "> 85 %"

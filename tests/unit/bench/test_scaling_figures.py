@@ -6,10 +6,12 @@ from typing import Any
 
 import pytest
 
+from samestep.bench.kinds import joined, present
 from samestep.bench.scaling_figures import efficiency_of, ratio_of, verdicts, with_efficiency
 from samestep.bench.scaling_plan import batches_of_config, batches_of_workload
 from samestep.config import Config
 from samestep.errors import PlanError
+from tests.unit.bench.results import document
 from tests.unit.bench.scaling_rows import row_of
 
 
@@ -32,6 +34,13 @@ def test_efficiency_is_against_the_same_loop_on_the_fewest_ranks() -> None:
     ]  # fmt: skip
     found = [row["efficiency"] and row["efficiency"]["median"] for row in with_efficiency(rows)]
     assert found == [0.5, None, None, None]
+
+
+def test_worlds_that_were_measured_apart_get_their_efficiency_when_they_are_shown_together() -> None:
+    worlds = [document("scaling", [row_of("weak", world, 10.0 * world)]) for world in (1, 2, 4)]
+    found = joined(worlds)
+    assert [row["efficiency"] and row["efficiency"]["median"] for row in found.rows] == [None, 0.5, 0.25]
+    assert present(found).panels[0].title == "efficiency, weak scaling"
 
 
 def test_a_ratio_is_of_rounds_and_not_of_medians() -> None:

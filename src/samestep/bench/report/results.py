@@ -3,64 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from samestep.bench.document import FORMAT, Document
-from samestep.bench.report.fields import Row, check_rows, identity, spread
-from samestep.bench.statistics import Spread
+from samestep.bench.report.fields import Row, check_rows, identity
+from samestep.bench.scaling_figures import with_efficiency
 from samestep.errors import PlanError, TextError
 from samestep.parsing.json_text import read_json
-
-
-@dataclass(frozen=True)
-class Placed:
-    """A row, and which document it is of."""
-
-    row: Row
-    document: int
-    config: str
-
-    @property
-    def work(self) -> tuple[object, ...]:
-        """Return what must be the same for two worlds to be points of one curve."""
-        row = self.row
-        batch = row["global_batch"] / (row["world"] if row["mode"] == "weak" else 1)
-        names = ("mode", "workload", "variant", "precision")
-        return (self.config, batch, *(row[name] for name in names))
-
-
-def with_efficiencies(rows: Sequence[Placed]) -> list[Row]:
-    """Return the rows; where the smallest world is in another document, with the efficiency against that.
-
-    A document's own efficiencies are of interleaved rounds, and are kept.
-    """
-    smallest: dict[tuple[object, ...], Placed] = {}
-    for one in rows:
-        base = smallest.get(one.work)
-        if base is None or one.row["world"] < base.row["world"]:
-            smallest[one.work] = one
-    found = []
-    for one in rows:
-        base = smallest.get(one.work)
-        own = one.row["efficiency"] is not None and base is not None and base.document == one.document
-        if base is None or own or one.row["world"] <= base.row["world"]:
-            found.append(one.row)
-        else:
-            found.append({**one.row, "efficiency": asdict(efficiency(base.row, one.row))})
-    return found
-
-
-def efficiency(base: Row, row: Row) -> Spread:
-    """Return which share of ideal scaling a world reaches, against a smaller one of another measurement.
-
-    The range is the widest that the two ranges allow.
-    """
-    before, now = spread(base), spread(row)
-    ideal = base["world"] / row["world"] if row["mode"] == "strong" else 1.0
-    return Spread(ideal * before.median / now.median, ideal * before.low / now.high, ideal * before.high / now.low)
-
 
 KINDS = ("scaling", "comm", "memory", "loader", "checkpoint")
 """In the order of a report; others come after them."""
@@ -117,13 +68,11 @@ class Machine:
 
     def rows(self, kind: str) -> list[Row]:
         """Return all rows of a kind; efficiencies are against the smallest world of all of them."""
-        placed = [
-            Placed(row, number, result.config)
-            for number, result in enumerate(self.results)
-            if result.document.kind == kind
-            for row in result.document.rows
-        ]
-        return with_efficiencies(placed) if kind == "scaling" else [one.row for one in placed]
+        by_config: dict[str, list[Row]] = {}
+        for result in self.results:
+            if result.document.kind == kind:
+                by_config.setdefault(result.config, []).extend(result.document.rows)
+        return [row for rows in by_config.values() for row in (with_efficiency(rows) if kind == "scaling" else rows)]
 
     def joined(self, kind: str) -> Document:
         """Return all of a kind as if it had been measured at once."""

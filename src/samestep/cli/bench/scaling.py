@@ -77,9 +77,9 @@ def scaling(
     request.check(config)
 
     def measure(place: RunContext) -> Document:
-        from samestep.bench.scaling_ranks import measure_request
+        from samestep.bench.scaling import measure_scaling
 
-        return measure_request(request, config, place)
+        return measure_scaling(request, config, place)
 
     more = threads_of_ranks(request, config) if asked.start.counts else []
     return Measurement(config, request.options(), measure, more)

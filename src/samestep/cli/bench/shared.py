@@ -190,7 +190,7 @@ def _command(name: str, wanted: Measurement, asked: Asked) -> BenchCommand:
 
 def on_worlds(command: BenchCommand, start: Start) -> Document:
     """Start ranks, for each number of them, and read what they measured."""
-    from samestep.bench.document import Document
+    from samestep.bench.kinds import joined
     from samestep.bench.worlds import measure_worlds
     from samestep.errors import PlanError
     from samestep.launch.run.worlds import parse_worlds
@@ -200,7 +200,7 @@ def on_worlds(command: BenchCommand, start: Start) -> Document:
     sizes = parse_worlds(",".join(map(str, start.counts)), start.via.value)
     with reporting() as report:
         found = measure_worlds(command, sizes, report, start.machines)
-    return Document(found[0].kind, found[0].machine, [row for one in found for row in one.rows])
+    return joined(found)
 
 
 def refuse_files(output: Path | None, report: Path | None) -> None:
