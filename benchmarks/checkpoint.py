@@ -14,7 +14,7 @@ import tempfile
 from pathlib import Path
 
 from samestep.bench.builtin import builtin_config, width_of_state
-from samestep.bench.checkpoint import CheckpointPlan, measure_checkpoint
+from samestep.bench.checkpoint import measure_checkpoint
 from samestep.cli.bench.shared import print_document
 from samestep.config import override_config
 from samestep.distributed.context import create_run_context
@@ -34,8 +34,7 @@ def main() -> None:
         builtin_config(width=width_of_state(arguments.megabytes)), [f"distributed.device={arguments.device}"]
     )
     with tempfile.TemporaryDirectory() as folder, create_run_context(config, detect_hardware()) as context:
-        plan = CheckpointPlan(Path(folder), arguments.rounds)
-        found = measure_checkpoint(config, context, plan)
+        found = measure_checkpoint(config, context, Path(folder), arguments.rounds)
     print_document(found)
     print(f"goal: a pause of at most {GOALS[arguments.device]} times torch.save")
     if arguments.json:

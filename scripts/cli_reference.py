@@ -5,10 +5,9 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
-from enum import Enum
 from pathlib import Path
 from textwrap import fill
-from typing import Any
+from typing import Any, Literal, get_args, get_origin
 
 from typer.main import get_command
 
@@ -84,7 +83,6 @@ def _row(parameter: Any) -> str:
     values = _choices(parameter)
     one_of = f" One of {', '.join(f'`{value}`' for value in values)}." if values else ""
     default = parameter.default
-    default = getattr(default, "value", default)
     is_set = default is not None and default is not False and default != "" and not callable(default)
     shown = f" Default: `{default}`." if is_set and option else ""
     return f"| {_cell(names)} | {_cell(parameter.help or '')}{one_of}{shown} |"
@@ -92,7 +90,7 @@ def _row(parameter: Any) -> str:
 
 def _choices(parameter: Any) -> list[str]:
     kind = getattr(getattr(parameter, "type_descriptor", None), "annotation", None)
-    return [one.value for one in kind] if isinstance(kind, type) and issubclass(kind, Enum) else []
+    return list(get_args(kind)) if get_origin(kind) is Literal else []
 
 
 def _text(help_text: str) -> str:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,7 @@ from samestep.config import Config
 from samestep.config.schema import CheckpointConfig
 from samestep.data.batch import Position
 from samestep.distributed.context import RunContext
+from samestep.distributed.timed_calls import synchronize
 from samestep.errors import CheckpointError
 from samestep.run.run import Run
 from samestep.run.saver import Saver
@@ -31,25 +32,19 @@ _SECONDS_OF_STEPS = 0.3
 _MOST_STEPS = 50
 
 
-@dataclass(frozen=True)
-class CheckpointPlan:
-    """Settings of a measurement of saves and restores."""
+def measure_checkpoint(config: Config, context: RunContext, folder: Path, rounds: int) -> Document:
+    """Time saving and restoring a task's training in interleaved rounds; every rank calls this and gets the same.
 
-    folder: Path
-    """Must exist; each number of ranks leaves a folder in it."""
-    rounds: int
-
-
-def measure_checkpoint(config: Config, context: RunContext, plan: CheckpointPlan) -> Document:
-    """Time saving and restoring a task's training in interleaved rounds; every rank calls this and gets the same."""
+    The folder exists; each number of ranks leaves one of its own in it.
+    """
     # A captured step writes to the tensors that it was captured with, and a restore brings others.
     eager = config.speed.model_copy(update={"graph": False})
     with trials(config, context) as opened, opened.run(speed=eager) as run, opened.steps(run) as steps:
         next(steps)  # optimizers keep nothing before it
-        contest = SaveContest(run, steps, plan.folder / f"world-{context.world}")
+        contest = SaveContest(run, steps, folder / f"world-{context.world}")
         turns = contest.turns()
-        with TurnProgress(plan.rounds * len(turns), context.log, context.is_main) as progress:
-            for number in range(plan.rounds + 1):
+        with TurnProgress(rounds * len(turns), context.log, context.is_main) as progress:
+            for number in range(rounds + 1):
                 for name, turn in turns.items():
                     progress.begin(name)
                     contest.take(turn, counts=number > 0)  # the first allocates and warms up
@@ -104,7 +99,7 @@ class SaveContest:
     def take(self, turn: Callable[[], Taken], counts: bool) -> None:
         """One more turn, from the same moment on all ranks; the slowest one counts."""
         self._context.barrier()
-        self._wait_for_device()
+        synchronize(self._device)
         ranks = self._context.gather(turn())
         for key in ranks[0] if counts else ():
             self._seconds.setdefault(key, []).append(max(rank[key] for rank in ranks))
@@ -151,7 +146,7 @@ class SaveContest:
         began = time.perf_counter()
         for _ in range(count):
             next(self._steps)
-        self._wait_for_device()
+        synchronize(self._device)
         return (time.perf_counter() - began) / count
 
     def _restore(self, saved: Path) -> Taken:
@@ -162,15 +157,11 @@ class SaveContest:
         if found is None or found.manifest is None:
             raise CheckpointError(f"{checkpoints} has no checkpoint that can be restored")
         self._saver(saved / "behind", True, ResumePoint(found.folder, found.manifest))
-        self._wait_for_device()
+        synchronize(self._device)
         world = int(saved.name.rpartition("-")[2])
         key = "restore", world
         self._bytes[key] = _bytes_in(found.folder)
         return {key: time.perf_counter() - began}
-
-    def _wait_for_device(self) -> None:
-        if self._device.type == "cuda":
-            torch.cuda.synchronize(self._device)
 
     def rows(self) -> list[dict[str, Any]]:
         """Return what each took; on every rank the same."""
@@ -184,7 +175,7 @@ class SaveContest:
                 "backend": backend_of(context),
                 "bytes": sizes.get((action, saved_by), 0 if action.startswith("step") else written),
                 "seconds": seconds,
-                **_fields(seconds),
+                **asdict(spread_of(seconds)),
                 **({"saved_by": saved_by} if saved_by else {}),
             }
             for (action, saved_by), seconds in self._seconds.items()
@@ -197,8 +188,3 @@ _WAYS = ("behind", "waiting")
 
 def _bytes_in(folder: Path) -> int:
     return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
-
-
-def _fields(seconds: Sequence[float]) -> dict[str, float]:
-    spread = spread_of(seconds)
-    return {"median": spread.median, "low": spread.low, "high": spread.high}

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -24,24 +25,6 @@ KIND = "comm"
 _SECONDS_OF_A_TURN = 0.05
 """Short messages are sent so often that a turn takes about this long."""
 _MOST_TIMES = 200
-
-
-@dataclass(frozen=True)
-class CommRow:
-    """One operation with messages of one size."""
-
-    operation: str
-    backend: str
-    world: int
-    bytes: int
-    seconds: tuple[float, ...]
-    """Of a message in each round, on the slowest rank."""
-    median: float
-    low: float
-    high: float
-    """`low` to `high` holds the true median in about 95 of 100 measurements."""
-    bus_bytes: float
-    """Bytes in a second that each rank sends at least."""
 
 
 def _tree_sum(collectives: TorchCollectives, tensor: Tensor) -> Call:
@@ -74,7 +57,7 @@ def measure_comm(
     collectives = context.collectives
     if not isinstance(collectives, TorchCollectives):
         raise PlanError("there is one rank only, and nobody to send to: give --worlds 2,4, or start several ranks")
-    rows: list[CommRow] = []
+    rows: list[dict[str, Any]] = []
     trying = list(operations)
     with TurnProgress(len(sizes), context.log, context.is_main) as progress:
         for size in sizes:
@@ -85,7 +68,7 @@ def measure_comm(
             progress.end()
     hosts = collectives.gather(socket.gethostname())
     facts = machine_facts(str(context.device), hosts)
-    return Document(KIND, facts, [asdict(row) for row in rows])
+    return Document(KIND, facts, rows)
 
 
 def _take_turns(
@@ -109,16 +92,15 @@ def _take_turns(
     return taken
 
 
-def _row(collectives: TorchCollectives, operation: str, size: int, seconds: Sequence[float]) -> CommRow:
+def _row(collectives: TorchCollectives, operation: str, size: int, seconds: Sequence[float]) -> dict[str, Any]:
     spread, world = spread_of(seconds), collectives.world
-    return CommRow(
-        operation=operation,
-        backend=collectives.backend,
-        world=world,
-        bytes=size,
-        seconds=tuple(seconds),
-        median=spread.median,
-        low=spread.low,
-        high=spread.high,
-        bus_bytes=_ALL[operation].share(world) * size / spread.median,
-    )
+    return {
+        "operation": operation,
+        "backend": collectives.backend,
+        "world": world,
+        "bytes": size,
+        "seconds": list(seconds),  # of a message in each round, on the slowest rank
+        **asdict(spread),
+        # In a second, what each rank sends at least.
+        "bus_bytes": _ALL[operation].share(world) * size / spread.median,
+    }

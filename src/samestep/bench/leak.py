@@ -7,6 +7,8 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from samestep.bench.statistics import Spread
+
 _WARM_UP = 0.25
 """Of the steps: allocators, caches and logs fill up at first."""
 _WINDOWS = 20
@@ -21,20 +23,12 @@ _FEWEST = 8
 
 
 @dataclass(frozen=True)
-class Slope:
-    """Bytes a step, and between what they are in about 95 of 100 measurements."""
-
-    slope: float
-    low: float
-    high: float
-
-
-@dataclass(frozen=True)
 class Growth:
     """The change of memory over the steps of a run."""
 
     steps: int
-    slope: Slope
+    slope: Spread
+    """Bytes per step, and between what they are in about 95 of 100 measurements."""
     leaks: bool
 
 
@@ -52,7 +46,7 @@ def growth_of(held: Sequence[int], least_growth: int = LEAST_GROWTH) -> Growth:
     half = len(at) // 2
     later = theil_sen(at[half:], least[half:])
     rises = whole.low > 0 and later.low > 0
-    grown = whole.slope * (at[-1] - at[0])
+    grown = whole.median * (at[-1] - at[0])
     jitter = statistics.median(max(window) - min(window) for _, window in _windows(held))
     return Growth(len(held), whole, rises and grown >= max(least_growth, _OF_JITTER * jitter))
 
@@ -70,13 +64,13 @@ def _windows(held: Sequence[int]) -> list[tuple[float, Sequence[int]]]:
     return [(start + (size - 1) / 2, held[start : start + size]) for start in starts]
 
 
-def theil_sen(x: Sequence[float], y: Sequence[float]) -> Slope:
+def theil_sen(x: Sequence[float], y: Sequence[float]) -> Spread:
     """Return the median of the slopes between all pairs of points, with Sen's range for it."""
     count = len(x)
     slopes = sorted((y[b] - y[a]) / (x[b] - x[a]) for a in range(count) for b in range(a + 1, count))
     if count < _FEWEST:
-        return Slope(statistics.median(slopes or [0.0]), -math.inf, math.inf)
+        return Spread(statistics.median(slopes or [0.0]), -math.inf, math.inf)
     reach = 1.96 * math.sqrt(count * (count - 1) * (2 * count + 5) / 18)
     low = math.floor((len(slopes) - reach) / 2)
     high = math.ceil((len(slopes) + reach) / 2)
-    return Slope(statistics.median(slopes), slopes[max(0, low)], slopes[min(len(slopes) - 1, high)])
+    return Spread(statistics.median(slopes), slopes[max(0, low)], slopes[min(len(slopes) - 1, high)])

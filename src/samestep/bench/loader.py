@@ -3,23 +3,23 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, replace
 from typing import Any
 
-import torch
 from torch.utils.data import DataLoader
 
 from samestep.bench.document import Document, machine_facts
 from samestep.bench.loader_report import Reading, recommended, settings
 from samestep.bench.short_runs import Trials, backend_of, training_facts, trials
-from samestep.bench.statistics import Spread, spread_of
+from samestep.bench.statistics import spread_of
 from samestep.config import Config
 from samestep.data.batch import Position, StepData
 from samestep.data.factory import open_source
 from samestep.data.loaders import parts_of
 from samestep.distributed.context import RunContext
 from samestep.distributed.health.activity import DATA
+from samestep.distributed.timed_calls import synchronize
 from samestep.run.run import Run
 from samestep.step.step import Step
 from samestep.tracking.progress import TurnProgress
@@ -31,24 +31,17 @@ _FEWEST, _MOST = 3, 100
 _WARM_UP = 3
 
 
-@dataclass(frozen=True)
-class LoaderPlan:
-    """Settings of a measurement of loaders."""
-
-    workers: tuple[int, ...]
-    prefetch: tuple[int, ...]
-    rounds: int
-
-
-def measure_loader(config: Config, context: RunContext, plan: LoaderPlan) -> Document:
+def measure_loader(
+    config: Config, context: RunContext, workers: Sequence[int], prefetch: Sequence[int], rounds: int
+) -> Document:
     """Time a step's data in several ways, and the rest of a step, in interleaved rounds; every rank calls this."""
-    choices = settings(plan.workers, plan.prefetch)
+    choices = settings(workers, prefetch)
     here = config.loader.model_copy(update={"workers": 0})
     with trials(config, context) as opened, opened.run(loader=here) as run:
         with opened.steps(run) as steps:
             readers = {choice: _Reader(_read(opened, run, *choice), choice) for choice in choices}
             rest = _Rest(run, steps)
-            _take_turns(context, list(readers.values()), rest, plan.rounds)
+            _take_turns(context, list(readers.values()), rest, rounds)
         rows = _rows(context, readers, rest)
         # Their processes end with what they are read by.
         readers.clear()
@@ -135,9 +128,8 @@ class _Rest:
         reading, began = self._activity.seconds[DATA], time.perf_counter()
         for _ in range(count):
             next(self._steps)
-            if self._device.type == "cuda":
-                # Else it would compute while the next step's data is read, and seem to take less.
-                torch.cuda.synchronize(self._device)
+            # Else it would compute while the next step's data is read, and seem to take less.
+            synchronize(self._device)
         read = self._activity.seconds[DATA] - reading
         return (time.perf_counter() - began - read) / count
 
@@ -175,14 +167,10 @@ def _rows(context: RunContext, readers: dict[tuple[int, int], _Reader], rest: _R
             "world": context.world,
             "backend": backend_of(context),
             "seconds": reader.seconds,
-            **_fields(spreads[choice]),
-            "step_seconds": _fields(others),
+            **asdict(spreads[choice]),
+            "step_seconds": asdict(others),
             "bottleneck": ways[choice].is_bottleneck,
             "recommended": ways[choice] is best,
         }
         for choice, reader in readers.items()
     ]
-
-
-def _fields(spread: Spread) -> dict[str, float]:
-    return {"median": spread.median, "low": spread.low, "high": spread.high}

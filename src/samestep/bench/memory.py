@@ -7,7 +7,6 @@ import gc
 import sys
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass
 from functools import cache
 from typing import Any
 
@@ -81,41 +80,19 @@ _STEPS = 5
 """Steps whose memory is read."""
 
 
-@dataclass(frozen=True)
-class MemoryPlan:
-    """Settings of a measurement of memory."""
-
-    lanes_per_rank: tuple[int, ...]
-    leak_steps: int
-    """0 for no leak test."""
-
-
-@dataclass(frozen=True)
-class _Held:
-    """The parts of a rank's memory in one step."""
-
-    weights: int
-    buffers: int
-    optimizer: int
-    exchange: int
-    gradients: int | None
-    activations: int | None
-    total: int
-
-
-def measure_memory(config: Config, context: RunContext, plan: MemoryPlan) -> Document:
-    """Measure what a task's training holds; every rank calls this and gets the same."""
-    lanes = possible_lanes(config, context.world, plan.lanes_per_rank)
+def measure_memory(config: Config, context: RunContext, lanes_per_rank: Sequence[int], leak_steps: int) -> Document:
+    """Measure what a task's training holds; every rank calls this and gets the same. No leak test with 0 steps."""
+    lanes = possible_lanes(config, context.world, lanes_per_rank)
     rows: list[dict[str, Any]] = []
-    turns = len(lanes) + bool(plan.leak_steps)
+    turns = len(lanes) + bool(leak_steps)
     with trials(config, context) as opened, TurnProgress(turns, context.log, context.is_main) as progress:
         for count in lanes:
             progress.begin(f"{counted(count, 'lane')} a rank")
             rows += _part_rows(opened, count)
             progress.end()
-        if plan.leak_steps:
-            progress.begin(f"{plan.leak_steps} steps, for leaks")
-            rows += _leak_rows(opened, lanes[0], plan.leak_steps)
+        if leak_steps:
+            progress.begin(f"{leak_steps} steps, for leaks")
+            rows += _leak_rows(opened, lanes[0], leak_steps)
             progress.end()
     facts = machine_facts(str(context.device), context.hosts) | training_facts(config)
     return Document(KIND, facts, rows)
@@ -142,7 +119,7 @@ def possible_lanes(config: Config, world: int, wanted: Sequence[int]) -> list[in
 def _part_rows(opened: Trials, lanes_per_rank: int) -> list[dict[str, Any]]:
     predicted, held = _read_parts(opened, lanes_per_rank)
     context = opened.context
-    mine = {name: [getattr(step, name) for step in held] for name in PARTS}
+    mine = {name: [step[name] for step in held] for name in PARTS}
     by_rank = context.gather(mine)
     told = context.gather({name: getattr(predicted, name) for name in PARTS})
     return [
@@ -172,7 +149,7 @@ def _measured(by_rank: Sequence[Sequence[int | None]]) -> dict[str, Any]:
     return {"measured_bytes": int(most), "low": min(every), "high": max(every)}
 
 
-def _read_parts(opened: Trials, lanes_per_rank: int) -> tuple[StepMemory, list[_Held]]:
+def _read_parts(opened: Trials, lanes_per_rank: int) -> tuple[StepMemory, list[dict[str, int | None]]]:
     """Return what a run of so many lanes should hold, and what it did in some steps."""
     context, device = opened.context, opened.context.device
     speed = opened.config.speed
@@ -205,7 +182,7 @@ def _on_device(batch: LaneBatch, device: torch.device) -> LaneBatch:
     return LaneBatch(batch.lane, move(batch.data, device), batch.ids, batch.moment)
 
 
-def _sorted_out(run: Run, meter: Meter, found: StepLevels, whole_batch: bool, by_tree: bool) -> _Held:
+def _sorted_out(run: Run, meter: Meter, found: StepLevels, whole_batch: bool, by_tree: bool) -> dict[str, int | None]:
     """Whose the memory between two steps is; and what came and went in the step."""
     state = run.state
     weights = bytes_of([param for module in state.modules for param in module.parameters()])
@@ -213,16 +190,16 @@ def _sorted_out(run: Run, meter: Meter, found: StepLevels, whole_batch: bool, by
     optimizer = bytes_of(list(_state_tensors(run)))
     own = sum(grad.nbytes for grad in _gradients(run) if _owns_its_memory(grad))
     between = meter.held() - found.batches
-    return _Held(
-        weights=weights,
-        buffers=buffers,
-        optimizer=optimizer,
-        exchange=max(0, between - weights - buffers - optimizer - own),
+    return {
+        "weights": weights,
+        "buffers": buffers,
+        "optimizer": optimizer,
+        "exchange": max(0, between - weights - buffers - optimizer - own),
         # A loss over the whole batch passes over the lanes twice: they cannot be distinguished.
-        gradients=None if whole_batch else found.gradients(by_tree),
-        activations=None if whole_batch else found.activations,
-        total=found.peak,
-    )
+        "gradients": None if whole_batch else found.gradients(by_tree),
+        "activations": None if whole_batch else found.activations,
+        "total": found.peak,
+    }
 
 
 def _state_tensors(run: Run) -> Iterator[Tensor]:
@@ -272,8 +249,9 @@ def _leak_rows(opened: Trials, lanes_per_rank: int, steps: int) -> list[dict[str
             "leak": {
                 "memory": where,
                 "steps": growth.steps,
-                "slope_bytes_per_step": growth.slope.slope,
-                **{name: asdict(growth.slope)[name] for name in ("low", "high")},
+                "slope_bytes_per_step": growth.slope.median,
+                "low": growth.slope.low,
+                "high": growth.slope.high,
                 "leaks": growth.leaks,
                 "rank": rank,
                 "host": context.hosts[rank],

@@ -28,6 +28,7 @@ from samestep.distributed.context import RunContext
 from samestep.distributed.hardware import detect_hardware
 from samestep.distributed.health.activity import COMPUTE, DATA, EXCHANGE, READING, UPDATE, Activity
 from samestep.distributed.signals import stopping_at_once
+from samestep.distributed.timed_calls import synchronize
 from samestep.environment.hardware import allowed_cpus, owned_cpus
 from samestep.environment.variables import process_environment
 from samestep.optim.kernels import put_back, torch_settings
@@ -204,11 +205,11 @@ class _Measuring:
     def _seconds(self, name: str, steps: int) -> float:
         """Return the seconds of a step, on the slowest rank."""
         device = self._context.device
-        _wait_for(device)
+        synchronize(device)
         self._context.barrier()
         began = time.perf_counter()
         self._turns[name](steps)
-        _wait_for(device)
+        synchronize(device)
         return max(self._context.gather((time.perf_counter() - began) / steps))
 
     def _rows(self, taken: Mapping[str, Sequence[float]]) -> list[dict[str, Any]]:
@@ -262,11 +263,6 @@ def _timed_phases(activity: Activity, device: torch.device, advance: Advance, st
         found.append(RankStep(spent[DATA], spent[COMPUTE] + spent[READING], spent[EXCHANGE], spent[UPDATE]))
     activity.timed_every, activity.before_clock = every, None
     return found
-
-
-def _wait_for(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
 
 
 def _wait_unless_capturing(device: torch.device) -> None:

@@ -102,17 +102,12 @@ def _left_out(first: int, second: int) -> int | None:
 def _orders(first: int, second: int) -> list[int]:
     """In how many orders of all rounds there are 0, 1, 2... pairs with the later one smaller.
 
-    Row by row: the largest of all rounds is of the first set, and is above all of the second, or is not.
+    These are the coefficients of the Gaussian binomial, multiplied and divided factor by factor.
     """
-    table = {(0, few): [1] for few in range(second + 1)} | {(few, 0): [1] for few in range(first + 1)}
+    ways = [1] + [0] * (first * second)
     for many in range(1, first + 1):
-        for few in range(1, second + 1):
-            above, below = table[many - 1, few], table[many, few - 1]
-            size = many * few + 1
-            found = [0] * size
-            for place, number in enumerate(above):
-                found[place + few] += number
-            for place, number in enumerate(below):
-                found[place] += number
-            table[many, few] = found
-    return table[first, second]
+        for place in range(len(ways) - 1, second + many - 1, -1):
+            ways[place] -= ways[place - second - many]
+        for place in range(many, len(ways)):
+            ways[place] += ways[place - many]
+    return ways

@@ -12,9 +12,8 @@ import sys
 import time
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from enum import Enum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 from typer.core import TyperCommand, TyperGroup
@@ -102,7 +101,7 @@ def typed_options(context: typer.Context, *left_out: str) -> tuple[str, ...]:
         value = context.params.get(name)
         if parameter.param_type_name != "option" or name in left_out or value == parameter.default:
             continue
-        text = str(value.value if isinstance(value, Enum) else value)
+        text = str(value)
         found += [parameter.opts[0]] if value is True else [parameter.opts[0], text]
     return tuple(found)
 
@@ -117,15 +116,8 @@ def command_with(context: typer.Context, option: str) -> str:
 app = typer.Typer(name="samestep", cls=_InOrder, no_args_is_help=True, pretty_exceptions_enable=False)
 
 
-class Via(str, Enum):
-    """Launchers; the values of `distributed.launch_method`."""
-
-    torchrun = "torchrun"
-    mpirun = "mpirun"
-    slurm = "slurm"
-    srun = "srun"
-    ssh = "ssh"
-    torch_launch = "torch.distributed.launch"
+Via = Literal["torchrun", "mpirun", "slurm", "srun", "ssh", "torch.distributed.launch"]
+"""Launchers; the values of `distributed.launch_method`."""
 
 
 def usable(path: Path | None) -> Path | None:

@@ -3,30 +3,20 @@
 from __future__ import annotations
 
 import json
-from enum import Enum
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import typer
 
 from samestep.cli.app import TRAINING, AsJson, ConfigFile, Overrides, app, guarded, print_rows, usable
 from samestep.distributed.signals import DeferredSignals
 
-
-class Stratify(str, Enum):
-    """The rule by which folds are alike."""
-
-    auto = "auto"
-    by_label = "by_label"
-    by_group = "by_group"
-    none = "none"
+Stratify = Literal["auto", "by_label", "by_group", "none"]
+"""The rule by which folds are alike."""
 
 
-class Which(str, Enum):
-    """The evaluation of a run that counts."""
-
-    best = "best"
-    last = "last"
+Which = Literal["best", "last"]
+"""The evaluation of a run that counts."""
 
 
 StratifyOption = Annotated[
@@ -42,7 +32,7 @@ def cv(
     k: Annotated[
         int | None, typer.Option("--folds", min=2, max=1000, help="Number of folds; 5, or the file's.")
     ] = None,
-    stratify: StratifyOption = Stratify.auto,
+    stratify: StratifyOption = "auto",
     seed: SeedOption = 0,
     file: Annotated[
         Path | None, typer.Option(callback=usable, help="The folds; written if missing, else used as they are.")
@@ -54,7 +44,7 @@ def cv(
         bool, typer.Option("--only-split", help="Write the folds to --file, and train nothing.")
     ] = False,
     nproc: Annotated[int, typer.Option(min=1, help="Ranks of each run, on this machine.")] = 1,
-    which: Annotated[Which, typer.Option(help="The evaluation that counts.")] = Which.best,
+    which: Annotated[Which, typer.Option(help="The evaluation that counts.")] = "best",
     predict: Annotated[bool, typer.Option(help="Also predict every sample by the model that has not seen it.")] = True,
     hang_timeout: Annotated[
         str, typer.Option(help="How long a fold on one rank may hang before it fails; or none.")
@@ -75,8 +65,8 @@ def cv(
         if k is None and (file is None or not file.exists()):
             k = 5
         request = CvRequest(
-            config, tuple(overrides or ()), k, stratify.value, seed, file, directory, nproc,
-            which.value, predict, parse_duration(hang_timeout), parse_duration(start_timeout),
+            config, tuple(overrides or ()), k, stratify, seed, file, directory, nproc,
+            which, predict, parse_duration(hang_timeout), parse_duration(start_timeout),
         )  # fmt: skip
         found = cross_validate(request, lambda line: typer.echo(line, err=True))
         if as_json:
@@ -99,7 +89,7 @@ def _split(
         raise OutputError(f"{file} exists already: remove it, or name another file")
     if not file.parent.is_dir():
         raise OutputError(f"{file} cannot be written: there is no folder {file.parent}")
-    made, why = make_folds(load_config(config, overrides), SplitRequest(k, stratify.value, seed))
+    made, why = make_folds(load_config(config, overrides), SplitRequest(k, stratify, seed))
     made.write(file)
     if as_json:
         sizes = [len(fold) for fold in made.valid]

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from enum import Enum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args
 
 import typer
 
@@ -18,14 +17,8 @@ if TYPE_CHECKING:
 _CONFIGS = (".yaml", ".yml")
 
 
-class Precision(str, Enum):
-    """The number format of a training."""
-
-    fp32 = "fp32"
-    tf32 = "tf32"
-    bf16 = "bf16"
-    fp16 = "fp16"
-    auto = "auto"
+Precision = Literal["fp32", "tf32", "bf16", "fp16", "auto"]
+"""The number format of a training."""
 
 
 Place = Annotated[
@@ -96,7 +89,7 @@ def _write(file: Path, template: str, answers: Answers | None) -> None:
         commands = chosen.shown_commands(written[0])
     else:
         written = write_config(file, answers)
-        verb = "train" if answers.via == Via.torchrun.value else "launch"
+        verb = "train" if answers.via == "torchrun" else "launch"
         commands = [f"samestep {verb} {file}"]
     for path in written:
         typer.echo(f"wrote {path}")
@@ -116,12 +109,12 @@ def _answers(given: Mapping[str, Any], file: Path, asks: bool) -> Answers:
             return default if value is None else value
         return typer.prompt(question, default=default, type=kind)
 
-    def choose(key: str, question: str, default: str, kind: type[Enum]) -> str:
-        names = [member.value for member in kind]
+    def choose(key: str, question: str, default: str, kind: Any) -> str:
+        names = get_args(kind)
         answer = ask(key, f"{question} ({', '.join(names)})", default)
-        while (text := answer.value if isinstance(answer, Enum) else answer) not in names:
-            answer = ask(key, f"Not {text}, but one of {', '.join(names)}", default)
-        return str(text)
+        while answer not in names:
+            answer = ask(key, f"Not {answer}, but one of {', '.join(names)}", default)
+        return str(answer)
 
     name = ask("name", "The run's name", file.absolute().parent.name if asks else None)
     task = ask("task", f"Your task, as FILE.py:Class ({TASK}: one to start from is written)", TASK)

@@ -164,7 +164,7 @@ def _plain_script(context: typer.Context, file: Path) -> PlainScript:
     params = context.params
     observing = ("record", "stop_after", "trace", "ask")
     given = [*(name for name in observing if params[name] is not None), *_slurm_options(context)]
-    given += ["via"] if params["via"] not in (None, Via.torchrun) else []
+    given += ["via"] if params["via"] not in (None, "torchrun") else []
     if given:
         shown = ", ".join("--" + name.replace("_", "-") for name in given)
         raise LaunchError(
@@ -217,7 +217,7 @@ def _rank_command(context: typer.Context, config: Path, overrides: list[str], vi
     given = _slurm_options(context)
     options = [f"launch.slurm.{key}={json.dumps(value, ensure_ascii=False)}" for key, value in given.items()]
     if via is not None:
-        options.append(f"distributed.launch_method={via.value}")
+        options.append(f"distributed.launch_method={via}")
     loaded = read_target(config, [*for_the_first_task(overrides), *options], arguments)
     method = loaded.distributed.launch_method
     wrong = [key for key in given if method != "slurm" and key not in _STEP_OPTIONS.get(method, ())]

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from enum import Enum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
@@ -53,13 +52,8 @@ PictureFile = Annotated[Path | None, typer.Option(callback=usable, help="Write a
 Page = Annotated[Path | None, typer.Option(callback=usable, help="Write an HTML page.")]
 
 
-class Axis(str, Enum):
-    """The horizontal axis of curves: those of `AxisName`."""
-
-    step = "step"
-    epoch = "epoch"
-    seconds = "seconds"
-    samples = "samples"
+Axis = Literal["step", "epoch", "seconds", "samples"]
+"""The horizontal axis of curves: those of `AxisName`."""
 
 
 HorizontalAxis = Annotated[Axis, typer.Option("--x", help="The horizontal axis; a page lets its reader change it.")]
@@ -85,7 +79,7 @@ def plot(
     metric: Metrics = None,
     picture: PictureFile = None,
     report: Page = None,
-    x: HorizontalAxis = Axis.step,
+    x: HorizontalAxis = "step",
     smooth: Smooth = 0.0,
     embeddings: Embeddings = False,
     data: Data = "valid",
@@ -132,7 +126,7 @@ def plot(
         folder = sweeps[0] if sweeps else None
         if folder is None:
             _plot_runs(paths, context.params)
-        elif metric or as_json or smooth or x is not Axis.step:
+        elif metric or as_json or smooth or x != "step":
             raise PlanError(
                 "--metric, --x, --smooth and --json are for runs; samestep show SWEEP --json has the trials"
             )
@@ -181,7 +175,7 @@ def _draw(histories: Sequence[History], metrics: Sequence[str], given: Mapping[s
     from samestep.report.picture import write_panels
 
     picture, report, force = given["picture"], given["report"], given["force"]
-    panels = panels_of(histories, metrics, given["x"].value, given["smooth"])
+    panels = panels_of(histories, metrics, given["x"], given["smooth"])
     if len(panels) > MOST_PANELS:
         left = len(panels) - MOST_PANELS
         typer.echo(f"{left} metrics are not drawn: choose others with --metric", err=True)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from samestep.cli.app import TRAINING, AsJson, ConfigFile, Overrides, Via, app, guarded, print_rows, usable_name
-from samestep.cli.cv import SeedOption, Stratify, StratifyOption
+from samestep.cli.cv import SeedOption, StratifyOption
 from samestep.distributed.signals import DeferredSignals
 from samestep.errors import RunDirError
 
@@ -89,7 +89,7 @@ def run(
 
 def _overrides(given: list[str] | None, via: Via | None, hosts: str | None) -> list[str]:
     """Return what was typed, with the options as the keys that they are."""
-    options = {"via": via and via.value, "hosts": hosts}
+    options = {"via": via, "hosts": hosts}
     typed = [f"{key}={json.dumps(value)}" for key, value in options.items() if value is not None]
     return [*(given or []), *typed]
 
@@ -213,7 +213,7 @@ def probe(
     result: Annotated[Path, typer.Option()],
     overrides: Overrides = None,
     k: Annotated[int | None, typer.Option("--folds")] = None,
-    stratify: StratifyOption = Stratify.auto,
+    stratify: StratifyOption = "auto",
     seed: SeedOption = 0,
     output: Annotated[Path, typer.Option()] = Path("folds.json"),
 ) -> None:
@@ -222,7 +222,7 @@ def probe(
         from samestep.config import load_config
         from samestep.sweep.probe_task import task_info, write_task_info
 
-        split = None if k is None else (k, stratify.value, seed)
+        split = None if k is None else (k, stratify, seed)
         info = task_info(load_config(config, overrides or []), split, output)
         write_task_info(info, result)
 

@@ -60,7 +60,7 @@ def verify(
     overrides: Overrides = None,
     worlds: Worlds = "1,2,4",
     shards: Shards = "",
-    via: ViaOption = Via.torchrun,
+    via: ViaOption = "torchrun",
     nodes: Nodes = 1,
     hosts: Hosts = "",
     steps: Steps = None,
@@ -88,7 +88,7 @@ def verify(
         _refuse_files(report, picture)
         changed, arguments = tuple(overrides or ()), script_arguments(context)
         loaded = read_target(config, changed, arguments)
-        sizes, machines = with_shards(parse_worlds(worlds, via.value), shards), Machines.parse(nodes, hosts)
+        sizes, machines = with_shards(parse_worlds(worlds, via), shards), Machines.parse(nodes, hosts)
         with reporting() as report_line:
             result = run_verify(
                 RankCommand(loaded, config, changed, arguments=arguments), sizes, machines=machines, steps=steps,

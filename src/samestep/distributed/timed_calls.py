@@ -70,11 +70,11 @@ def seconds_of_slowest(collectives: TorchCollectives, call: Call, times: int) ->
     """Return what a call takes on the rank that it takes longest on; all ranks start together."""
     collectives.barrier()
     device = collectives.wire(collectives.device)
-    _synchronize(device)
+    synchronize(device)
     began = time.perf_counter()
     for _ in range(times):
         call()
-    _synchronize(device)
+    synchronize(device)
     return max(collectives.gather((time.perf_counter() - began) / times))
 
 
@@ -83,6 +83,7 @@ def _wait(work: dist.Work | None) -> None:
     work.wait()
 
 
-def _synchronize(device: torch.device) -> None:
+def synchronize(device: torch.device) -> None:
+    """Wait until a device has computed what it was given."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)

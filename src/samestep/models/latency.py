@@ -17,6 +17,7 @@ from samestep.checkpoint.listing import select_checkpoint
 from samestep.data.batch import LaneBatch
 from samestep.data.sequential import SequentialSource
 from samestep.distributed.context import RunContext
+from samestep.distributed.timed_calls import synchronize
 from samestep.lanes.plan import BatchPlan
 from samestep.models.trained_model import Opened, open_trained
 from samestep.run_setup import RunSetup
@@ -78,11 +79,11 @@ class _Model:
         """Return what one call takes."""
         setup, trained = self._opened.setup, self._opened.trained
         device = setup.context.device
-        _wait_for(device)
+        synchronize(device)
         began = time.perf_counter()
         with torch.no_grad(), setup.precision.forward():
             trained.task.predict(trained.model, batch)
-        _wait_for(device)
+        synchronize(device)
         return time.perf_counter() - began
 
 
@@ -92,8 +93,3 @@ def _first(setup: RunSetup, dataset: Any, opened: Opened) -> LaneBatch:
         for batch in batches:
             return batch
     raise AssertionError("a source has a sample")
-
-
-def _wait_for(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)

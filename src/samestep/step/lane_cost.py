@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import Parameter
 
+from samestep.distributed.timed_calls import synchronize
 from samestep.pytree import leaves, map_leaves
 from samestep.run_setup import RunSetup
 from samestep.step.lane_tensor import LaneTensor, lanes_of, pick
@@ -77,16 +78,14 @@ class LaneCost:
 
     def _once(self, module: nn.Module, rows: Sequence[Any], params: Sequence[Parameter]) -> float:
         device = self._setup.context.device
-        if device.type == "cuda":
-            torch.cuda.synchronize(device)
+        synchronize(device)
         began = time.perf_counter()
         for args, kwargs in rows:
             made = [leaf for leaf in leaves(module(*args, **kwargs)) if isinstance(leaf, Tensor)]
             total = [leaf.sum() for leaf in made if leaf.requires_grad]
             if total and params:
                 torch.autograd.grad(total, params, allow_unused=True)
-        if device.type == "cuda":
-            torch.cuda.synchronize(device)
+        synchronize(device)
         return time.perf_counter() - began
 
     def _say(self, name: str, took: dict[int, float], lanes: int) -> None:

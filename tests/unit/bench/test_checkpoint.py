@@ -9,7 +9,7 @@ import pytest
 
 from samestep.bench.builtin import width_of_state
 from samestep.bench.checkpoint_report import bandwidth, cells, verdict
-from samestep.bench.folders import folder_in
+from samestep.cli.bench.measurements import folder_in
 from samestep.errors import PlanError
 
 

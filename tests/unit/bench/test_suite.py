@@ -35,9 +35,9 @@ def test_what_cannot_be_measured_with_one_rank_is_left_out() -> None:
 @pytest.mark.parametrize(
     ("via", "nodes", "hosts", "words"),
     [
-        (Via.torchrun, 1, "", ["--via", "torchrun"]),
-        (Via.slurm, 4, "", ["--via", "slurm", "--nodes", "4"]),
-        (Via.mpirun, 1, "a,b", ["--via", "mpirun", "--hosts", "a,b"]),
+        ("torchrun", 1, "", ["--via", "torchrun"]),
+        ("slurm", 4, "", ["--via", "slurm", "--nodes", "4"]),
+        ("mpirun", 1, "a,b", ["--via", "mpirun", "--hosts", "a,b"]),
     ],
 )
 def test_every_part_starts_its_ranks_where_the_suite_was_asked_to(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from samestep.cli.ui.ranks_drawing import draw_ranks
+from samestep.cli.ui.run_pages import draw_ranks
 
 DOCUMENT = {
     "ranks": [

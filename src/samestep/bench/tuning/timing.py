@@ -12,6 +12,7 @@ import socket
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
+from dataclasses import asdict
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
@@ -28,6 +29,7 @@ from samestep.config.measuring_run import endless_run
 from samestep.distributed.context import RunContext
 from samestep.distributed.hardware import detect_hardware
 from samestep.distributed.signals import stopping_at_once
+from samestep.distributed.timed_calls import synchronize
 from samestep.environment.hardware import read_limits
 from samestep.errors import OutOfMemory, PlanError, PrecisionError
 from samestep.run.run import Run
@@ -167,9 +169,7 @@ class _Turns:
             "lanes": plan.lane_count,
             "global_batch": plan.global_batch,
             "seconds": [turn.seconds for turn in taken],
-            "median": spread.median,
-            "low": spread.low,
-            "high": spread.high,
+            **asdict(spread),
             # What a process held at most, it never forgets: on a CPU the first turn counts.
             "peak_bytes": max(t.peak_bytes for t in taken) if on_gpu else taken[0].peak_bytes,
             "notes": list(self._notes.get(variant, {})),
@@ -225,16 +225,11 @@ def _advance(steps: Iterator[Step], count: int) -> None:
 
 
 def _seconds_of(steps: Iterator[Step], count: int, device: torch.device) -> float:
-    _wait_for(device)
+    synchronize(device)
     began = time.perf_counter()
     _advance(steps, count)
-    _wait_for(device)
+    synchronize(device)
     return (time.perf_counter() - began) / count
-
-
-def _wait_for(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
 
 
 def _reset_memory(device: torch.device) -> None:

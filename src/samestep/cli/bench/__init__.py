@@ -1,6 +1,6 @@
-"""The commands that measure: samestep bench ...; one module for each."""
+"""The commands that measure: samestep bench ..."""
 
-from samestep.cli.bench import checkpoint, comm, loader, memory, report, scaling, suite
+from samestep.cli.bench import measurements, report, suite
 from samestep.cli.bench.shared import bench_app
 
-__all__ = ["bench_app", "checkpoint", "comm", "loader", "memory", "report", "scaling", "suite"]
+__all__ = ["bench_app", "measurements", "report", "suite"]

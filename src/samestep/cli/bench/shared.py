@@ -79,18 +79,18 @@ class Start:
         from samestep.errors import LaunchError
         from samestep.launch.run.worlds import Machines, parse_counts
 
-        if not worlds and via is not Via.torchrun:
-            raise LaunchError(f"--via {via.value} starts ranks: say how many, such as --worlds 1,2")
-        if nodes > 1 and via is not Via.slurm:
+        if not worlds and via != "torchrun":
+            raise LaunchError(f"--via {via} starts ranks: say how many, such as --worlds 1,2")
+        if nodes > 1 and via != "slurm":
             raise LaunchError("--nodes is for Slurm jobs: add --via slurm")
-        if hosts and via not in (Via.mpirun, Via.ssh):
+        if hosts and via not in ("mpirun", "ssh"):
             raise LaunchError("--hosts is for mpirun and ssh: add --via mpirun or --via ssh")
         counts = parse_counts(worlds, "--worlds") if worlds else ()
         return cls(counts, via, Machines.parse(nodes, hosts))
 
     def where(self) -> list[str]:
         """Return the options that say where its ranks run, for another command."""
-        found = ["--via", self.via.value]
+        found = ["--via", self.via]
         found += ["--nodes", str(self.machines.nodes)] if self.machines.nodes > 1 else []
         return [*found, "--hosts", ",".join(self.machines.hosts)] if self.machines.hosts else found
 
@@ -132,7 +132,7 @@ def _all_take(
     config: TrainingConfig = None,
     overrides: Overrides = None,
     worlds: Worlds = "",
-    via: ViaOption = Via.torchrun,
+    via: ViaOption = "torchrun",
     nodes: Nodes = 1,
     hosts: Hosts = "",
     quick: Quick = False,
@@ -197,7 +197,7 @@ def on_worlds(command: BenchCommand, start: Start) -> Document:
 
     if detect_launch(process_environment()).world > 1:
         raise PlanError("--worlds starts ranks, and this is one of several already: leave it out, or start one process")
-    sizes = parse_worlds(",".join(map(str, start.counts)), start.via.value)
+    sizes = parse_worlds(",".join(map(str, start.counts)), start.via)
     with reporting() as report:
         found = measure_worlds(command, sizes, report, start.machines)
     return joined(found)

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from samestep.cli.app import Overrides, Via, guarded
+from samestep.cli.app import Overrides, guarded
 from samestep.cli.bench.shared import Hosts, Nodes, Quick, Start, TrainingConfig, ViaOption, Worlds, bench_app
 
 Folder = Annotated[Path, typer.Option("--output", help="Folder for the results; created if missing.")]
@@ -20,7 +20,7 @@ def bench_all(
     config: TrainingConfig = None,
     overrides: Overrides = None,
     worlds: Worlds = "1,2",
-    via: ViaOption = Via.torchrun,
+    via: ViaOption = "torchrun",
     nodes: Nodes = 1,
     hosts: Hosts = "",
     only: Only = "",

@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from urllib.parse import parse_qs, urlsplit
 
-from samestep.cli.ui.compare_page import CompareView
 from samestep.cli.ui.overview import Find, ProofsView, RunsView, SweepsView
-from samestep.cli.ui.run_page import RunView
+from samestep.cli.ui.run_pages import CompareView, RunView
 from samestep.cli.ui.run_state import read_state
 from samestep.cli.ui.sweep_page import SweepView
 from samestep.cli.ui.view import View

@@ -1,11 +1,11 @@
-"""The page of one run: curves, ranks, checkpoints, config, log."""
+"""The page of one run: curves, ranks, checkpoints, config, log; and the page that draws several runs over each other."""
 
 from __future__ import annotations
 
 import html
 import shlex
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,6 @@ from typing import Any
 from samestep.checkpoint.listing import FoundCheckpoint, list_checkpoints
 from samestep.cli.show import checkpoint_marks, checkpoint_row, text_of
 from samestep.cli.ui.overview import status_cell
-from samestep.cli.ui.ranks_drawing import draw_ranks
 from samestep.cli.ui.run_state import RunState, read_state, starts_of
 from samestep.cli.ui.view import Link, View, ago
 from samestep.errors import RunDirError, TextError
@@ -21,10 +20,12 @@ from samestep.parsing.files import open_regular
 from samestep.parsing.json_text import read_object
 from samestep.parsing.limits import visible
 from samestep.report.chart import Panel
-from samestep.report.curves.history import HistoryReader
+from samestep.report.curves.history import History, HistoryReader, labels
+from samestep.report.curves.page import differences_table, metrics_table
 from samestep.report.curves.panels import MOST_PANELS, choose, known_metrics, panels_of
+from samestep.report.lanes_drawing import COLORS
 from samestep.report.run_facts import flat_config
-from samestep.report.table import code, html_table, marked
+from samestep.report.table import Cell, code, html_table, marked
 from samestep.run.run_dir import RANKS
 from samestep.words import counted
 
@@ -141,3 +142,90 @@ def _log_tail(run: Path) -> str:
         return ""
     lines = text.splitlines()[-_LOG_LINES:]
     return f"<h2>Log of rank 0</h2><pre class=log>{html.escape(visible(chr(10).join(lines)))}</pre>"
+
+
+class CompareView(View):
+    """Several runs."""
+
+    where = "runs"
+
+    def __init__(self, runs: Sequence[Path]) -> None:
+        names = labels(runs)
+        self.title = ", ".join(names)
+        self._readers = [HistoryReader(run, name) for run, name in zip(runs, names, strict=True)]
+        self._histories: list[History] = []
+        self._read()
+        self._is_drawn = False
+
+    def _read(self) -> bool:
+        is_new = not self._histories
+        for reader in self._readers:
+            try:
+                is_new |= reader.read()
+            except RunDirError:
+                continue  # it has measured nothing yet
+        if is_new:
+            self._histories = [reader.history() for reader in self._readers]
+        return is_new
+
+    def parts(self, link: Link) -> dict[str, str]:
+        del link
+        metrics = choose(self._histories, []) if known_metrics(self._histories) else []
+        numbers = f"<h2>Numbers</h2>{metrics_table(self._histories, metrics)}"
+        return {"configs": differences_table(self._histories), "numbers": numbers}
+
+    def panels(self) -> Sequence[Panel] | None:
+        is_new = self._read() or not self._is_drawn
+        if not is_new or not known_metrics(self._histories):
+            return None
+        self._is_drawn = True
+        return panels_of(self._histories, choose(self._histories, []))[:MOST_PANELS]
+
+
+_LATE = 15.0
+"""Seconds without a heartbeat after which a rank is late: the file comes every five."""
+_LONG = 2.0
+"""Seconds in one phase that are worth a word."""
+_MOST_RANKS = 64
+_MOST_LANES = 64
+
+
+def draw_ranks(document: Mapping[str, Any], is_over: bool, now: float) -> str:
+    """Return a table with a row per rank; empty if the file says nothing.
+
+    Args:
+        is_over: Whether the run has ended: then the last heartbeats say nothing.
+    """
+    ranks = [rank for rank in _list(document.get("ranks")) if isinstance(rank, dict)]
+    if not ranks:
+        return ""
+    rows = [_row(rank, now)[: 3 if is_over else 6] for rank in ranks[:_MOST_RANKS]]
+    more = f"<p>and {len(ranks) - _MOST_RANKS} more</p>" if len(ranks) > _MOST_RANKS else ""
+    header = ["rank", "lanes", "host", "step", "phase", "heartbeat"]
+    return html_table(header[: 3 if is_over else 6], rows, kind="rows") + more
+
+
+def _row(rank: Mapping[str, Any], now: float) -> tuple[Any, ...]:
+    lanes = [lane for lane in _list(rank.get("lanes")) if isinstance(lane, int)]
+    age = max(0.0, now - _number(rank.get("beat"), now))
+    beat = marked(f"{ago(age)} ago", "broken" if age > _LATE else "kept")
+    seconds = _number(rank.get("seconds"), 0.0)
+    phase = str(rank.get("phase", "")) + (f" for {ago(seconds)}" if seconds > _LONG else "")
+    return rank.get("rank", ""), Cell(_lanes(lanes)), str(rank.get("host", "")), rank.get("step", 0), phase, beat
+
+
+def _list(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else []
+
+
+def _number(value: Any, default: float) -> float:
+    return float(value) if isinstance(value, (int, float)) else default
+
+
+def _lanes(lanes: list[int]) -> str:
+    boxes = "".join(
+        f'<i style="background:{COLORS[lane % len(COLORS)]}" title="lane {lane}">{lane if len(lanes) <= 16 else ""}</i>'
+        for lane in lanes[:_MOST_LANES]
+    )
+    more = html.escape(f" and {len(lanes) - _MOST_LANES} more") if len(lanes) > _MOST_LANES else ""
+    return f'<span class="lane-boxes">{boxes}</span>{more}'
