@@ -20,17 +20,11 @@ from torch import Tensor
 
 from samestep.errors import TaskError
 
-Path = tuple[Any, ...]
-"""The keys and indices that lead to a leaf."""
 IsLeaf = Callable[[Any], bool]
 
 
 def _never(node: Any) -> bool:
     return False
-
-
-def _same_key(key: Any) -> Any:
-    return key
 
 
 def _children(node: Any) -> list[tuple[Any, Any]] | None:
@@ -67,21 +61,6 @@ def _rebuild(node: Any, children: Sequence[tuple[Any, Any]]) -> Any:
         for name, value in children:
             object.__setattr__(other, name, value)  # also of a frozen dataclass
     return other
-
-
-def map_with_path(
-    change: Callable[[Path, Any], Any],
-    data: Any,
-    is_leaf: IsLeaf = _never,
-    key: Callable[[Any], Any] = _same_key,
-    path: Path = (),
-) -> Any:
-    """Return the same containers with every leaf changed."""
-    children = None if is_leaf(data) else _children(data)
-    if children is None:
-        return change(path, data)
-    changed = [(key(name), map_with_path(change, value, is_leaf, key, (*path, name))) for name, value in children]
-    return _rebuild(data, changed)
 
 
 def map_leaves(change: Callable[[Any], Any], data: Any, is_leaf: IsLeaf = _never) -> Any:
@@ -164,11 +143,6 @@ def pin(data: Any, above: int = -1) -> Any:
         return leaf.pin_memory() if hasattr(leaf, "pin_memory") else leaf
 
     return map_leaves(to_pinned, data, _moves_itself)
-
-
-def clone(data: Any) -> Any:
-    """Return the data with every tensor cloned."""
-    return map_leaves(lambda leaf: leaf.clone() if isinstance(leaf, Tensor) else leaf, data)
 
 
 # -- parts and descriptions ----------------------------------------------------------------

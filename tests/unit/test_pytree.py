@@ -14,18 +14,7 @@ from torch import Tensor
 from torch.nn.utils.rnn import PackedSequence, pack_sequence
 
 from samestep.errors import TaskError
-from samestep.pytree import (
-    clone,
-    digest,
-    leaves,
-    map_leaves,
-    map_with_path,
-    move,
-    pin,
-    signature,
-    take_samples,
-    tensors,
-)
+from samestep.pytree import digest, leaves, map_leaves, move, pin, signature, take_samples, tensors
 
 META = torch.device("meta")
 Pair = namedtuple("Pair", ["x", "y"])
@@ -159,23 +148,8 @@ def test_small_tensors_need_not_be_pinned(monkeypatch: pytest.MonkeyPatch) -> No
     assert pin((four, eight, four), above=4) == (four, "pinned", four)
 
 
-def test_a_clone_has_memory_of_its_own() -> None:
-    data = {"a": ones(), "b": [Pair(ones(), 1)]}
-    copied = clone(data)
-    copied["a"].zero_()
-    copied["b"][0].x.zero_()
-    assert all(bool(tensor.all()) for tensor in tensors(data))
-
-
 def test_leaves_come_in_the_order_of_the_containers() -> None:
     assert list(leaves({"a": [1, (2, 3)], "b": Pair(4, {"c": 5})})) == [1, 2, 3, 4, 5]
-
-
-def test_paths_lead_to_their_leaves() -> None:
-    seen = {}
-    data = {"a": [1, 2], "b": Frozen(ones(), "t")}
-    map_with_path(lambda path, leaf: seen.setdefault(path, leaf), data)
-    assert [*seen] == [("a", 0), ("a", 1), ("b", "x"), ("b", "label")]
 
 
 def test_a_counter_stays_a_counter() -> None:

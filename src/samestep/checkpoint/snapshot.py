@@ -13,8 +13,9 @@ import torch
 from torch import Tensor
 
 from samestep.errors import CheckpointError
-from samestep.pytree import Path, map_with_path
 
+Path = tuple[Any, ...]
+"""The keys and indices that lead to a value."""
 _PLAIN = (type(None), bool, int, float, str, bytes)
 
 
@@ -37,16 +38,19 @@ class Snapshot:
         on_gpu: set[torch.device] = set()
 
         def copied(path: Path, value: Any) -> Any:
+            kind = type(value)
+            if kind in (list, tuple):
+                return kind(copied((*path, at), entry) for at, entry in enumerate(value))
+            if kind in (dict, OrderedDict, Counter):
+                found = {_plain((), key): copied((*path, key), entry) for key, entry in value.items()}
+                return Counter(found) if kind is Counter else found
             if isinstance(value, Tensor):
                 if value.device.type == "cuda":
                     on_gpu.add(value.device)
                 return self._buffer(path, value).copy_(value.detach(), non_blocking=True)
             return _plain(path, value)
 
-        def plain_key(key: Any) -> Any:
-            return _plain((), key)
-
-        copy: dict[str, Any] = map_with_path(copied, state, _is_leaf, plain_key)
+        copy: dict[str, Any] = copied((), state)
         for device in on_gpu:
             torch.cuda.current_stream(device).synchronize()
         return copy
@@ -61,11 +65,6 @@ class Snapshot:
             known = torch.empty_like(like, device="cpu", pin_memory=pinned, requires_grad=False)
             self._buffers[path] = (known, layout)
         return known
-
-
-def _is_leaf(node: Any) -> bool:
-    """Return all but the containers that a checkpoint may hold."""
-    return type(node) not in (dict, OrderedDict, Counter, list, tuple)
 
 
 def _plain(path: Path, value: Any) -> Any:

@@ -208,7 +208,7 @@ class Run(RunMeasures):
             for number, step in enumerate(self.steps(dataset)):
                 trained = trained and number > 0
                 assert self._passes is not None, "a step is open"
-                by_epochs = number == 0 or self._sequence.by_epochs
+                by_epochs = number == 0 or self._sequence.epoch is not None
                 body = self._body = self._loop.body(self._passes, by_epochs, self._evaluates)
                 try:
                     yield step.epoch_step, body.enter()
@@ -293,7 +293,7 @@ class Run(RunMeasures):
         if self._body is not None:
             self._body.end()
         if self._passes.updated:
-            self._parts.step_end.stop(LEFT)
+            self._parts.step_end.stop_reason = LEFT
             self._sequence.finish()
 
     def _close_steps(self) -> None:
@@ -332,7 +332,7 @@ class Run(RunMeasures):
         self._parts.result.begin()
         self._parts.ranks.begin(self.start_step)
         self._begins = False
-        self._parts.log.restart_clock()
+        self._parts.log.steps.restart_clock()
         with self._parts.step_end.signals:
             yield from self._train(engine, source, plan, total)
         self._parts.log.flush()
@@ -366,7 +366,7 @@ class Run(RunMeasures):
         prepared = self._prepared
         if prepared is None:
             raise StepError("run.steps came before run.prepare: prepare model and optimizer first")
-        self._parts.step_end.watch(prepared.modules, prepared.optimizers)
+        self._parts.step_end.watched = (prepared.modules, prepared.optimizers)
         engine = build_engine(
             self.setup,
             prepared,

@@ -296,7 +296,7 @@ class RunFiles(RunPlace):
             )
         if metrics is not None or best:
             self.record_metrics(metrics or {}, best=best)
-        self._parts.saver.request()
+        self._parts.saver.requested = True
 
     def record_metrics(self, metrics: Mapping[str, Any], *, best: bool = False) -> None:
         """Remember an evaluation's metrics for the checkpoints. Call it on every rank.
@@ -325,7 +325,7 @@ class RunFiles(RunPlace):
         Args:
             reason: Kept with the run.
         """
-        self._parts.step_end.stop(reason)
+        self._parts.step_end.stop_reason = reason
 
     @property
     def is_stopping(self) -> bool:
@@ -343,7 +343,7 @@ class RunFiles(RunPlace):
 
     def pause_after(self, steps: int) -> None:
         """Save and stop after so many steps, as if a signal had requested it."""
-        self._with_parts(lambda parts: parts.step_end.pause_after(steps))
+        self._with_parts(lambda parts: setattr(parts.step_end, "pause_after", steps))
 
     @property
     def step(self) -> int:

@@ -23,7 +23,8 @@ class RunLog:
         context.activity.timed_every = min(context.activity.timed_every, config.log_every)
         trackers.warn_with(context.log.warn)
         self._log_files = trackers.log_files
-        self._complete = False
+        self.complete = False
+        """Whether the run's last step is through: then trackers get its files when this is closed."""
         self.recent = RecentRows()
         """What rank 0 may not have written to the disk yet."""
         # Only where survivors can use it: on a GPU, other ranks than 0 would wait for their device.
@@ -76,16 +77,8 @@ class RunLog:
         self._alone = True  # to name the samples of a bad loss, their rank would be asked
         self.flush()
 
-    def restart_clock(self) -> None:
-        """Leave what happened since the last step out of the steps' times."""
-        self.steps.restart_clock()
-
-    def complete(self) -> None:
-        """The run's last step is through: trackers get its files when it is closed."""
-        self._complete = True
-
     def close(self) -> None:
-        if self._complete:
+        if self.complete:
             config = self._setup.config
             self._log_files(config.run_path, config.trackers.artifacts)
         self._trackers.close()

@@ -98,7 +98,7 @@ class RunMeasures(RunFiles):
             found = measure(self._modules, self._moment(step))
         values: Values = {f"{prefix}{name}": value for name, value in found.items()}
         self.setup.rng.enter(BETWEEN, at=(step,))
-        self._parts.log.restart_clock()
+        self._parts.log.steps.restart_clock()
         self._listeners.on_evaluation(step, values)
         return values
 
@@ -203,7 +203,7 @@ class RunMeasures(RunFiles):
             raise
         finally:
             self._evaluates = before
-        self._parts.log.restart_clock()
+        self._parts.log.steps.restart_clock()
 
     def gather(self, rows: Tensor | Sequence[Tensor]) -> Tensor:
         """Return the rows of all ranks, on every rank: each sample's once, in the dataset's order.
@@ -384,5 +384,5 @@ class RunMeasures(RunFiles):
         with self._outside_lanes(), self.context.activity.during(EVALUATE):
             found = measure_batchnorm(self.setup, self._modules, forward, dataset, order, collate)
         self.setup.rng.enter(BETWEEN)
-        self._parts.log.restart_clock()
+        self._parts.log.steps.restart_clock()
         return found

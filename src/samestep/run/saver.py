@@ -61,19 +61,20 @@ class Saver:
         self._state: RunState | None = None
         self.owned_states: OwnedStates | None = None
         self._clock = time.monotonic()
-        self._requested = False
+        self.requested = False
+        """Whether to save at the end of this step."""
         self._timed_out = self._has_skipped = False
         self._began, self._took = time.monotonic(), 0.0
         """When the run was opened, and how long saves have kept it waiting."""
         self._saved_step = 0 if point is None else point.manifest.step
         self.metrics: Mapping[str, Any] = {} if point is None else point.manifest.metrics
         self._measured = None if point is None else point.manifest.measured
-        self._best: Best | None = None if point is None else point.manifest.best
-
-    @property
-    def is_resumed(self) -> bool:
-        """Return whether a checkpoint fills the run's objects."""
-        return self._point is not None
+        self.best: Best | None = None if point is None else point.manifest.best
+        """The best evaluation so far."""
+        self.is_resumed = point is not None
+        """Whether a checkpoint fills the run's objects."""
+        self.ended = None if point is None else point.manifest.ended
+        """Why the resumed run had already ended, unless that was its length."""
 
     # -- what there is to save -------------------------------------------------------------
 
@@ -151,16 +152,6 @@ class Saver:
             raise StepError("the run has no state yet: call run.prepare first")
         return self._state
 
-    @property
-    def best(self) -> Best | None:
-        """The best evaluation so far."""
-        return self._best
-
-    @property
-    def ended(self) -> str | None:
-        """Return why the resumed run had already ended, unless that was its length."""
-        return None if self._point is None else self._point.manifest.ended
-
     # -- when ------------------------------------------------------------------------------
 
     def remember(self, step: int, metrics: Mapping[str, Any], best: bool) -> None:
@@ -169,12 +160,8 @@ class Saver:
         self.metrics = {name: _as_json(name, value) for name, value in metrics.items()}
         if best:
             metric = self._config.best.metric
-            self._best = Best(step, metric, float(metrics.get(metric, float("nan"))))
-            self._requested = True
-
-    def request(self) -> None:
-        """Save at the end of this step."""
-        self._requested = True
+            self.best = Best(step, metric, float(metrics.get(metric, float("nan"))))
+            self.requested = True
 
     def wants_time(self) -> bool:
         """Return whether to request a save: every_minutes have passed on rank 0. Requests once per save."""
@@ -191,7 +178,7 @@ class Saver:
         rules = self._rules
         by_steps = rules.every_steps and steps % rules.every_steps == 0
         by_epochs = isinstance(rules.every_epochs, int) and ends_epoch and epochs % rules.every_epochs == 0
-        if rules.enabled and (self._requested or by_steps or by_epochs):
+        if rules.enabled and (self.requested or by_steps or by_epochs):
             return True
         by_cost = rules.enabled and ends_epoch and rules.every_epochs == "auto"
         # Rank 0, which writes, decides for all.
@@ -218,7 +205,7 @@ class Saver:
         Returns:
             Whether there was something to save; the same on every rank.
         """
-        self._requested = self._timed_out = False
+        self.requested = self._timed_out = False
         self._clock = time.monotonic()
         if not self._rules.enabled or after.step == self._saved_step:
             return False
@@ -295,7 +282,7 @@ class Saver:
             saved_at=time.time(),
             metrics=self.metrics,
             measured=self._measured,
-            best=self._best,
+            best=self.best,
             ended=ended,
             config=self._config.model_dump(mode="json"),
             plan=plan,

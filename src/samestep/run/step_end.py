@@ -42,28 +42,19 @@ class StepEnd:
         self._saver, self._log, self._listeners = saver, log, listeners
         self.signals = StopSignals()
         self._began = time.monotonic()
-        self._stop_reason: str | None = None
+        self.stop_reason: str | None = None
+        """Lets this step be the run's last one."""
         self.done: int | None = None
         """Completed steps of the run; None before the first of this start."""
         self.ended: str | None = None
         """Why the run has ended with the last of them; None if it has not."""
-        self._pause_after: int | None = None
+        self.pause_after: int | None = None
+        """Stop after so many steps as if a signal had come."""
         self._last: tuple[LanePasses, Source, Mapping[str, Any]] | None = None
         """The last step that has ended."""
         self._unread: deque[ReadFlags] = deque()
-        self._watched: tuple[Sequence[nn.Module], Sequence[Optimizer]] = ((), ())
-
-    def watch(self, modules: Sequence[nn.Module], optimizers: Sequence[Optimizer]) -> None:
-        """Take what must be the same on all ranks."""
-        self._watched = (modules, optimizers)
-
-    def stop(self, reason: str) -> None:
-        """Let this step be the run's last one."""
-        self._stop_reason = reason
-
-    def pause_after(self, steps: int) -> None:
-        """Stop after so many steps as if a signal had come."""
-        self._pause_after = steps
+        self.watched: tuple[Sequence[nn.Module], Sequence[Optimizer]] = ((), ())
+        """What must be the same on all ranks."""
 
     def flags(self) -> RankFlags:
         """Return what this rank sends to all others with the coming step."""
@@ -102,7 +93,7 @@ class StepEnd:
         """Return why this step is the run's last one; None if it is not."""
         epochs = self._config.epochs
         ends = data.ends_epoch and epochs is not None and data.epoch + 1 >= epochs
-        return "done" if ends or data.index + 1 == total else self._stop_reason
+        return "done" if ends or data.index + 1 == total else self.stop_reason
 
     def end(self, passes: LanePasses, source: Source, plan: Mapping[str, Any], total: int | None) -> bool:
         """Do what is due after a step; whether it was the run's last one."""
@@ -117,8 +108,8 @@ class StepEnd:
         if every is not None and done % every == 0:
             skip_buffers = self._config.same == "samples"
             has_owners = self._config.distributed.shard != "none"
-            refuse_different_ranks(self._context, data.index, *self._watched, skip_buffers, has_owners)
-        stops = ended is not None or action.signal is not None or done == self._pause_after
+            refuse_different_ranks(self._context, data.index, *self.watched, skip_buffers, has_owners)
+        stops = ended is not None or action.signal is not None or done == self.pause_after
         if stops or action.save or self._saver.is_due(done, data.epoch + 1, data.ends_epoch):
             self._log.flush()  # a step that was not finite ends the run here, and is not saved
             passes.refuse_bad_weights()
@@ -127,7 +118,7 @@ class StepEnd:
         if stops and ended is None:
             self._stop(action, done)
         if ended is not None:
-            self._log.complete()
+            self._log.complete = True
             self.ended = ended
         return ended is not None
 
@@ -140,7 +131,7 @@ class StepEnd:
         passes.refuse_bad_weights()
         self._saver.save(self._position_after(passes.data, source), plan, reason)
         self._saver.wait()
-        self._log.complete()
+        self._log.complete = True
         self.ended = reason
 
     def _position_after(self, data: StepData, source: Source) -> Position:

@@ -22,19 +22,10 @@ class StepSequence:
         self._data: Any = None
         self._next: Step | None = None
         """The step that comes next, or that is not ended yet; by epochs only."""
-        self._epoch: int | None = None
+        self.epoch: int | None = None
+        """The epoch that a loop over epochs is in; None before it."""
         self._taken = False
         self._given_back: Step | None = None
-
-    @property
-    def epoch(self) -> int | None:
-        """The epoch that a loop over epochs is in; None before it."""
-        return self._epoch
-
-    @property
-    def by_epochs(self) -> bool:
-        """Return whether a loop over epochs takes the steps."""
-        return self._epoch is not None
 
     def epochs(self, first: int, last: int | None) -> Iterator[int]:
         """Yield the numbers of the epochs; each loop body takes its steps from `of`.
@@ -43,31 +34,31 @@ class StepSequence:
             first: The epoch that the run is in.
             last: The epoch after the last one; None to continue until the steps end.
         """
-        if (self._steps is not None and self._given_back is None) or self._epoch is not None:
+        if (self._steps is not None and self._given_back is None) or self.epoch is not None:
             raise StepError("run.epochs was called when the run had begun: call it once")
-        self._epoch = first
+        self.epoch = first
         self._next, self._given_back = self._given_back, None
-        while last is None or self._epoch < last:
+        while last is None or self.epoch < last:
             self._taken = False
-            yield self._epoch
+            yield self.epoch
             if not self._taken:
                 raise StepError(
-                    f"nothing was trained in epoch {self._epoch}: take its steps inside the loop, with "
+                    f"nothing was trained in epoch {self.epoch}: take its steps inside the loop, with "
                     "for step in run.steps(...)"
                 )
             if self._next is not None and not _is_end(self._next):
                 raise StepError(
-                    f"epoch {self._epoch} was left after step {self._next.epoch_step}: an epoch is one pass "
+                    f"epoch {self.epoch} was left after step {self._next.epoch_step}: an epoch is one pass "
                     "over the data. Set steps for a shorter run"
                 )
             self._advance()
             if self._next is None:
                 return
-            self._epoch += 1
+            self.epoch += 1
 
     def of(self, data: Any, begin: Callable[[], Iterator[Step]]) -> Iterator[Step]:
         """Yield the steps of this epoch, or of all of them if nobody asked for epochs."""
-        if self._epoch is None:
+        if self.epoch is None:
             again, self._given_back = self._given_back, None
             if self._steps is not None and again is None:
                 raise StepError(_ALL_EPOCHS)
@@ -80,7 +71,7 @@ class StepSequence:
                 yield step
             return
         if self._taken:
-            raise StepError(f"run.steps was called twice in epoch {self._epoch}: call it once")
+            raise StepError(f"run.steps was called twice in epoch {self.epoch}: call it once")
         self._taken = True
         if self._steps is None:
             self._steps, self._data = begin(), data
@@ -101,7 +92,7 @@ class StepSequence:
             step: Which it has taken.
             is_first: Whether it has trained none before.
         """
-        if self._epoch is None:
+        if self.epoch is None:
             self._given_back = step
         elif is_first:
             self._taken = False

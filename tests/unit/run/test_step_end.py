@@ -252,14 +252,14 @@ def test_the_last_epoch_ends_a_run_of_unknown_length(context: SingleProcessConte
 
 def test_a_requested_end_is_saved_with_its_reason(context: SingleProcessContext) -> None:
     end = End(context)
-    end.end.stop("no better val_loss for 3 evaluations")
+    end.end.stop_reason = "no better val_loss for 3 evaluations"
     assert end.step(1)
     assert ("save", 2, "no better val_loss for 3 evaluations") in end.events
 
 
 def test_the_end_of_a_runs_length_is_done_whatever_else_was_requested(context: SingleProcessContext) -> None:
     end = End(context)
-    end.end.stop("patience")
+    end.end.stop_reason = "patience"
     assert end.step(4, total=5)
     assert ("save", 5, "done") in end.events
 
@@ -294,7 +294,7 @@ def test_a_stop_without_checkpoints_reports_that_nothing_is_saved(context: Singl
 
 def test_a_pause_stops_after_exactly_so_many_steps(context: SingleProcessContext) -> None:
     end = End(context)
-    end.end.pause_after(2)
+    end.end.pause_after = 2
     assert not end.step(0)
     with pytest.raises(Stopped, match=r"^--stop-after stopped the run after step 2"):
         end.step(1)
@@ -304,7 +304,7 @@ def test_only_a_signal_requeues_the_job(context: SingleProcessContext, monkeypat
     requeued: list[str] = []
     monkeypatch.setattr(step_end_module, "requeue", lambda rules, name, environ, report: requeued.append(name))
     end = End(context)
-    end.end.pause_after(1)
+    end.end.pause_after = 1
     with pytest.raises(Stopped):
         end.step(0)
     assert requeued == []
@@ -369,7 +369,7 @@ def test_several_ranks_always_send_how_long_they_worked(two_ranks: TwoRanks) -> 
 def test_ranks_are_compared_every_so_many_steps(two_ranks: TwoRanks) -> None:
     end = End(two_ranks, check_ranks_every=3)
     model = nn.Linear(1, 1)
-    end.end.watch([model], [])
+    end.end.watched = ([model], [])
     two_ranks.other = {}
     assert not end.step(0, 0.0, 0.0)
     assert not end.step(1, 0.0, 0.0)
@@ -406,7 +406,7 @@ def test_a_resumed_run_knows_whether_it_is_complete(
 
 def test_survivors_learn_of_a_boundary_before_the_ranks_act_together(two_ranks: TwoRanks) -> None:
     end = End(two_ranks, check_ranks_every=1)
-    end.end.watch([nn.Linear(1, 1)], [])
+    end.end.watched = ([nn.Linear(1, 1)], [])
     two_ranks.other = {}
     with pytest.raises(RanksDiffer):
         end.step(3, 0.0, 0.0, total=4)
