@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -12,7 +11,8 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
-from samestep.checkpoint.files import DigestedFile, Files, sha256_of
+from samestep.checkpoint.files import DigestedFile, Files, replacing, sha256_of
+from samestep.checkpoint.format import save_by_torch
 from samestep.checkpoint.snapshot import Snapshot
 from samestep.checkpoint.state import RunState
 from samestep.distributed.context import RunContext
@@ -24,24 +24,15 @@ TRAINER, METADATA = "trainer", "metadata"
 
 def write(path: Path, state: Mapping[str, Any]) -> None:
     """Write a copy of the state under another name, and give it its name when it is on the disk."""
-    # Ranks that all write get separate temporary names, and write the same.
-    files, partial = Files(), path.with_name(f"{path.name}.{os.getpid()}.partial")
+    files = Files()
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with DigestedFile(files, partial) as file:
-            try:
-                torch.save(Snapshot().take(state), file)  # type: ignore[arg-type]
-            except RuntimeError:
-                if file.error is not None:  # torch's zip writer loses what really happened
-                    raise file.error from None
-                raise
-        files.sync(partial)
-        files.replace(partial, path)
+        # Ranks that all write get separate temporary names, and write the same.
+        with replacing(path) as partial, DigestedFile(files, partial) as file:
+            save_by_torch(Snapshot().take(state), file)
         files.sync(path.parent)
     except (CheckpointError, OSError) as error:
         raise CheckpointError(f"{path} could not be written: {error}") from error
-    finally:
-        files.remove(partial)
 
 
 def read_on_all(path: Path, context: RunContext) -> dict[str, Any]:

@@ -6,6 +6,8 @@ import hashlib
 import os
 import secrets
 import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any
 
@@ -79,23 +81,32 @@ def partial_of(path: Path) -> Path:
     return path.with_name(f".{path.name[:100]}-{secrets.token_hex(8)}.partial")
 
 
-def write_whole(path: Path, text: str, private: bool = False) -> None:
-    """Write a text file, on the disk when this returns: whole, or not at all.
+@contextmanager
+def replacing(path: Path, synced: bool = True) -> Iterator[Path]:
+    """Yield a name to write a file under; it takes the file's place at the end, or nothing remains of it."""
+    files, partial = Files(), partial_of(path)
+    try:
+        yield partial
+        if synced:
+            files.sync(partial)
+        files.replace(partial, path)
+    except BaseException:
+        with suppress(OSError):  # the first error is the one to report
+            partial.unlink(missing_ok=True)
+        raise
+
+
+def write_whole(path: Path, text: str, private: bool = False, synced: bool = True) -> None:
+    """Write a text file, on the disk when this returns if it is `synced`: whole, or not at all.
 
     Args:
         path: The file; an existing one is replaced, and a link in its place is not followed.
     """
-    files, partial = Files(), partial_of(path)
     how = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-    try:
+    with replacing(path, synced) as partial:
         number = os.open(partial, how, 0o600 if private else 0o666)
         with os.fdopen(number, "w", encoding="utf-8") as file:
             file.write(text)
-        files.sync(partial)
-        files.replace(partial, path)
-    except BaseException:
-        partial.unlink(missing_ok=True)
-        raise
 
 
 class DigestedFile:

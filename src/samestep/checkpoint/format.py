@@ -99,16 +99,21 @@ def _write_states(
             write_safetensors(file, model)
         sums[part.model_file] = (file.sha256, file.size)
     with DigestedFile(files, partial / part.training_file) as file:
-        try:
-            torch.save(dict(training), file)  # type: ignore[arg-type]
-        except RuntimeError:
-            if file.error is not None:  # torch's zip writer hides the real error
-                raise file.error from None
-            raise
+        save_by_torch(dict(training), file)
     sums[part.training_file] = (file.sha256, file.size)
     for name in sums:
         files.sync(partial / name)
     return sums
+
+
+def save_by_torch(state: dict[str, Any], file: DigestedFile) -> None:
+    """Write a state as `torch.save` does; raises the file's own error."""
+    try:
+        torch.save(state, file)  # type: ignore[arg-type]
+    except RuntimeError:
+        if file.error is not None:  # torch's zip writer hides the real error
+            raise file.error from None
+        raise
 
 
 def put_in_place(files: Files, partial: Path, folder: Path) -> None:

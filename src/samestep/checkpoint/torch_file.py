@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from samestep.checkpoint.choose_weights import model_state
-from samestep.checkpoint.files import partial_of, refuse_existing
+from samestep.checkpoint.files import refuse_existing, replacing
 from samestep.checkpoint.format import read_training
 from samestep.checkpoint.listing import select_checkpoint
 from samestep.checkpoint.manifest import Manifest, verify_checkpoint
@@ -48,14 +47,11 @@ def write_torch_file(
         state = _merge(model_state(run, folder, weights, training), training, manifest.epoch)
     except CheckpointError as error:
         raise CheckpointError(f"{folder}: {error}") from error
-    partial = partial_of(to)
     try:
         to.parent.mkdir(parents=True, exist_ok=True)
-        torch.save({**state, **(extra or {})}, partial)
-        partial.replace(to)
+        with replacing(to) as partial:
+            torch.save({**state, **(extra or {})}, partial)
     except (OSError, RuntimeError) as error:
-        with suppress(OSError):  # there may be no such folder
-            partial.unlink(missing_ok=True)
         raise CheckpointError(f"{to} could not be written: {error}") from error
     return manifest
 

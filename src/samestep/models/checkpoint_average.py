@@ -11,10 +11,10 @@ from typing import Literal
 from torch import Tensor
 
 from samestep.checkpoint.choose_weights import AVERAGE_FILE
-from samestep.checkpoint.files import DigestedFile, Files
+from samestep.checkpoint.files import DigestedFile, Files, replacing
 from samestep.checkpoint.format import read_model, read_training, write_safetensors
 from samestep.checkpoint.listing import FoundCheckpoint, list_checkpoints, rank_by_metric
-from samestep.checkpoint.manifest import PARTIAL, verify_checkpoint
+from samestep.checkpoint.manifest import verify_checkpoint
 from samestep.checkpoint.snapshot import Snapshot
 from samestep.checkpoint.state import complete_model_state
 from samestep.config import Config
@@ -167,14 +167,10 @@ class _RebuiltRun:
 def _write(averaged: Averaged, model: dict[str, Tensor]) -> None:
     """Write the mean under a temporary name, and rename it once it is on the disk."""
     metadata = {"steps": json.dumps(list(averaged.checkpoints)), "metrics": json.dumps(averaged.values)}
-    files, partial = Files(), averaged.path.with_name(averaged.path.name + PARTIAL)
-    tensors = Snapshot().take(model)
+    files, tensors = Files(), Snapshot().take(model)
     try:
-        files.remove(partial)
-        with DigestedFile(files, partial) as file:
+        with replacing(averaged.path) as partial, DigestedFile(files, partial) as file:
             write_safetensors(file, tensors, metadata)
-        files.sync(partial)
-        files.replace(partial, averaged.path)
         files.sync(averaged.path.parent)
     except OSError as error:
         raise CheckpointError(f"{averaged.path} could not be written: {error.strerror or error}") from error

@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from samestep.checkpoint.files import partial_of, refuse_existing
+from samestep.checkpoint.files import refuse_existing, replacing
 from samestep.errors import MissingExtraError, OutputError
 from samestep.report.chart import Line, Panel
 
@@ -167,14 +167,10 @@ def _line(axes: Any, line: Line) -> Any:
 
 def save_figure(figure: Any, path: Path) -> None:
     """Write a figure of matplotlib: whole, or not at all."""
-    partial = partial_of(path)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        try:
+        with replacing(path, synced=False) as partial:
             figure.savefig(partial, format=path.suffix[1:].lower())
-            partial.replace(path)
-        finally:
-            partial.unlink(missing_ok=True)
     except OSError as error:
         raise OutputError(f"{path} cannot be written: {error.strerror or error}") from None
 

@@ -10,6 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from samestep.checkpoint.files import write_whole
 from samestep.checkpoint.manifest import PARTIAL, Manifest, folder_name
 from samestep.checkpoint.ownership import claim, reraise_os_errors
 from samestep.checkpoint.resume import ResumePoint, find_resume_point, refuse_another_run
@@ -74,8 +75,8 @@ class Opened:
             if private:  # the checkpoints have the config, too
                 self.run_dir.path.chmod(0o700)
             if self._origin is not None:
-                self.run_dir.keep(ORIGIN, self._origin.text(document), private)
-            self.run_dir.keep(CONFIG, document, private)
+                write_whole(self.run_dir.path / ORIGIN, self._origin.text(document), private)
+            write_whole(self.run_dir.path / CONFIG, document, private)
 
     @property
     def owns_directory(self) -> bool:

@@ -15,9 +15,10 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import count
 from pathlib import Path
+from typing import Any
 
 from samestep.checkpoint.files import sha256_of
 from samestep.checkpoint.run_result import read_result
@@ -78,15 +79,8 @@ class Origin:
 
     def text(self, config: str) -> str:
         """Return the content of origin.json, for the text of the run's config.json."""
-        config_sha256 = hashlib.sha256(config.encode()).hexdigest()
-        key = make_key()
-        signed = "" if key is None else self._signed(key, config_sha256)
-        command = None if self.command is None else self.command.as_json()
-        document = {
-            "command": command, "code": self.code, "sha256": self.sha256,
-            "config_sha256": config_sha256, "signature": signed,
-        }  # fmt: skip
-        return json.dumps(document, indent=1)
+        whole = replace(self, config_sha256=hashlib.sha256(config.encode()).hexdigest())
+        return json.dumps({**whole._content(), "signature": whole._signed(make_key())}, indent=1)
 
     @classmethod
     def read(cls, run: Path) -> Origin | None:
@@ -111,12 +105,15 @@ class Origin:
             return False
         if key is None or config_sha256 != self.config_sha256:
             return False
-        return hmac.compare_digest(self._signed(key, config_sha256), self.signature)
+        return hmac.compare_digest(self._signed(key), self.signature)
 
-    def _signed(self, key: bytes, config_sha256: str) -> str:
+    def _content(self) -> dict[str, Any]:
         command = None if self.command is None else self.command.as_json()
-        content = json.dumps([command, self.code, self.sha256, config_sha256])
-        return hmac.new(key, content.encode(), "sha256").hexdigest()
+        return {"command": command, "code": self.code, "sha256": self.sha256, "config_sha256": self.config_sha256}
+
+    def _signed(self, key: bytes | None) -> str:
+        content = json.dumps(list(self._content().values())).encode()
+        return "" if key is None else hmac.new(key, content, "sha256").hexdigest()
 
 
 def task_file(config: Config) -> Path | None:

@@ -10,7 +10,7 @@ import threading
 import time
 from typing import Any
 
-from samestep.checkpoint.files import Files, partial_of
+from samestep.checkpoint.files import write_whole
 from samestep.errors import TextError
 from samestep.parsing.json_text import read_json
 from samestep.run.open_run import Opened
@@ -76,11 +76,5 @@ class RanksFile:
             for beat in self._context.beats()
         ]  # fmt: skip
         document = {"written": time.time(), "starts": self._starts, "ranks": ranks}
-        partial = partial_of(self._path)
-        try:
-            partial.write_text(json.dumps(document), encoding="utf-8")
-            # Not synced: after a crash of the machine nobody asks what its ranks did.
-            Files().replace(partial, self._path)
-        except OSError:
-            partial.unlink(missing_ok=True)
-            raise
+        # After a crash of the machine nobody asks what its ranks did.
+        write_whole(self._path, json.dumps(document), synced=False)

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from samestep.checkpoint.directory_lock import DirectoryLock, is_gone
-from samestep.checkpoint.files import Files, partial_of, write_whole
+from samestep.checkpoint.files import replacing, write_whole
 from samestep.checkpoint.ownership import claim, reraise_os_errors
 from samestep.checkpoint.run_result import RESULT
 from samestep.config import Config, load_config
@@ -106,13 +106,9 @@ class RunDir:
         path = self.path / "metrics.jsonl"
         if not path.exists():
             return
-        partial = partial_of(path)
-        with partial.open("x", encoding="utf-8") as kept:
+        with replacing(path) as partial, partial.open("x", encoding="utf-8") as kept:
             lines = (line.rstrip("\n") for line in read_lines(path))
             kept.writelines(f"{line}\n" for line in lines if _step_of(line) < step)
-        files = Files()
-        files.sync(partial)
-        files.replace(partial, path)
 
     def started_by(self) -> list[str]:
         """Return the ids of the launch that started the run in this directory; empty if it had none."""
@@ -132,11 +128,7 @@ class RunDir:
 
     def begin(self, launch: Sequence[str]) -> None:
         """Record the ids of the launch that starts a run here: its restarts resume that run."""
-        self.keep(_STARTED, json.dumps(list(launch)))
-
-    def keep(self, name: str, text: str, private: bool = False) -> None:
-        """Write a file of the run that trains here: whole, or not at all."""
-        write_whole(self.path / name, text, private)
+        write_whole(self.path / _STARTED, json.dumps(list(launch)))
 
     def close(self) -> None:
         """Release the lock, so that another run can use the directory. Safe to call twice."""

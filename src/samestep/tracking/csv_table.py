@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from samestep.checkpoint.files import partial_of
+from samestep.checkpoint.files import replacing
 from samestep.parsing.json_text import read_json_lines
 from samestep.tracking.contract import TrackedRun, Tracker, flat_values, without_figures
 
@@ -49,12 +49,10 @@ class CsvTable(Tracker):
     def _write_anew(self) -> None:
         # Twice through the file, since a long run's rows need not fit into memory.
         self._columns = {name: None for row in self._read() for name in row}
-        partial = partial_of(self._path)
-        with partial.open("x", encoding="utf-8", newline="") as file:
+        with replacing(self._path, synced=False) as partial, partial.open("x", encoding="utf-8", newline="") as file:
             writer = csv.DictWriter(file, list(self._columns))
             writer.writeheader()
             writer.writerows(self._read())
-        partial.replace(self._path)
 
     def _read(self) -> Iterable[dict[str, Any]]:
         return (flat_values(row) for row in read_json_lines(self._source) if row is not None)

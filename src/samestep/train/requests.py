@@ -17,7 +17,6 @@ from contextlib import ExitStack, contextmanager, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from samestep.checkpoint.ownership import reraise_os_errors
 from samestep.checkpoint.pruning import IntermediateValue, PruneDecision, read_decision, write_value
@@ -31,9 +30,6 @@ from samestep.run.saved_files import SavedFiles
 from samestep.tracking.listeners import RunListener
 from samestep.train.record import Recorder
 from samestep.train.trace import Tracer
-
-if TYPE_CHECKING:
-    from samestep.run.run import Run
 
 _PAUSE = 0.01
 _SECONDS_FOR_AN_ANSWER = 600.0

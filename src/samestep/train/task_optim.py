@@ -12,24 +12,21 @@ from torch.optim.lr_scheduler import ReduceLROnPlateau
 from samestep.data.batch import Source
 from samestep.errors import TaskError
 from samestep.optim.optimizers import build_optimizers, describe_optimizer
-from samestep.optim.schedules import Schedule, build_schedules, describe_scaling, describe_schedule, lr_factor
+from samestep.optim.schedules import Schedule, build_schedules, describe_schedule
 from samestep.run.run import Run
 from samestep.train.task import Task
 
 
 def choose_optimizers(run: Run, task: Task, modules: Sequence[nn.Module]) -> list[Optimizer]:
     """Return the optimizers of a model and extra modules, their rates scaled by `lr_scaling`."""
-    section, report = run.config.optimizer, run.context.log.main
+    section = run.config.optimizer
     if section is None:
         found = _as_list(task.optimizers(modules[0]), Optimizer, "optimizers")
     else:
         _refuse_both(task, "optimizers", "optimizer")
         found = build_optimizers(section, modules, run.context.device)
-        report("Optimizers: " + "; ".join(map(describe_optimizer, found)))
-    scaled = describe_scaling(run.config, run.batch.global_batch)
-    if scaled is not None:
-        report(scaled)
-    _scale_rates(found, lr_factor(run.config, run.batch.global_batch))
+        run.context.log.main("Optimizers: " + "; ".join(map(describe_optimizer, found)))
+    _scale_rates(found, run.scaled_lr(1.0))
     return found
 
 

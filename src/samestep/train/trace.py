@@ -11,6 +11,7 @@ import json
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, fields
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -162,25 +163,19 @@ class Tracer(RunListener):
         modules = self._run.state.modules
         for prefix, root in named_modules(modules):
             for name, module in root.named_modules(prefix=prefix):
-                yield module.register_forward_pre_hook(self._input_hook(name), with_kwargs=True)
-                yield module.register_forward_hook(self._output_hook(name))
+                yield module.register_forward_pre_hook(partial(self._take_input, name), with_kwargs=True)
+                yield module.register_forward_hook(partial(self._take_output, name))
         names = parameter_names(modules)
         for number, param in enumerate(self._params()):
             name = names.get(id(param), f"parameter-{number}")
             # Not after it was accumulated: by then the sum over lanes may have taken it.
-            yield param.register_hook(self._gradient_hook(name))
+            yield param.register_hook(partial(self._take, "gradient", name))
 
-    def _input_hook(self, name: str) -> Any:
-        def before(module: nn.Module, args: Any, kwargs: Any) -> None:
-            self._take_all("input", name, [args, kwargs])
+    def _take_input(self, name: str, module: nn.Module, args: Any, kwargs: Any) -> None:
+        self._take_all("input", name, [args, kwargs])
 
-        return before
-
-    def _output_hook(self, name: str) -> Any:
-        return lambda module, args, output: self._take_all("output", name, output)
-
-    def _gradient_hook(self, name: str) -> Any:
-        return lambda gradient: self._take("gradient", name, gradient)
+    def _take_output(self, name: str, module: nn.Module, args: Any, output: Any) -> None:
+        self._take_all("output", name, output)
 
     def _params(self) -> list[Tensor]:
         groups = [group for opt in self._run.state.optimizers for group in opt.param_groups]
