@@ -47,7 +47,7 @@ PLAIN = """
 import json, os, psutil, samestep
 import torch, torch.distributed as dist
 
-class PruneDecision:  # of the notebook's own
+class Answer:  # of the notebook's own
     def __init__(self, value): self.value = value
 
 def listening(pid):
@@ -60,7 +60,7 @@ def work(base):
     heard = listening(os.getpid()) + listening(os.getppid())
     print(f"ä rank {dist.get_rank()}")
     dist.destroy_process_group()
-    return PruneDecision((value.item(), heard, torch.get_num_threads()))
+    return Answer((value.item(), heard, torch.get_num_threads()))
 
 if __name__ == "__main__":
     value, heard, threads = samestep.notebook_launcher(work, 2, 10).value

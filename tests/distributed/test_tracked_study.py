@@ -13,7 +13,7 @@ import pytest
 
 from samestep.config import load_config
 from samestep.config.trackers import TrackersConfig
-from samestep.sweep.tracked_study import TrackedStudy, tracked_study
+from samestep.sweep.tracked_study import TrackedStudy
 from tests.distributed.wandb_file import history, records
 from tests.ranks import run_ranks
 
@@ -29,7 +29,7 @@ def _sweep_twice(trackers: dict[str, Any], folder: str) -> list[str]:
     section = TrackersConfig(**trackers)
     for trials in ([0, 1], [1, 2]):
         study = TrackedStudy("mine", "sweep", section, home, lines.append)
-        with tracked_study(study, {"sampler": "tpe", "api_key": "hush"}):
+        with study.started({"sampler": "tpe", "api_key": "hush"}):
             assert "WANDB_SERVICE" not in process_environment()
             study.write(0, {"state": "complete", "val_loss": 0.5})
             for trial in trials:
@@ -92,7 +92,8 @@ def test_a_tracker_that_cannot_begin_is_reported_and_ends_nothing(tmp_path: Path
     pytest.importorskip("mlflow", reason="needs the extra mlflow")
     section = TrackersConfig(mlflow={"uri": str(tmp_path), "experiment": "e"})  # type: ignore[arg-type]
     lines = list[str]()
-    with tracked_study(TrackedStudy("mine", "cv", section, tmp_path, lines.append), {}) as study:
+    study = TrackedStudy("mine", "cv", section, tmp_path, lines.append)
+    with study.started({}):
         study.write(0, {"val_loss": 1.0})
     assert len(lines) == 1
     assert lines[0].startswith("trackers.mlflow failed and gets nothing more of this study:")

@@ -30,7 +30,7 @@ class Job:
 
 
 @dataclass(frozen=True)
-class PruneDecision:
+class Ending:
     """How a rank ended."""
 
     end: str
@@ -40,7 +40,7 @@ class PruneDecision:
     """Whether it failed by one of our own errors, such as the news that another rank did."""
 
 
-def train_rank(job: Job) -> PruneDecision:
+def train_rank(job: Job) -> Ending:
     """Train as a rank of whatever started this process."""
     from samestep.errors import SamestepError, Stopped, UserError
 
@@ -48,12 +48,12 @@ def train_rank(job: Job) -> PruneDecision:
     try:
         _train(job)
     except Stopped:
-        return PruneDecision("stopped")
+        return Ending("stopped")
     except UserError as error:
-        return PruneDecision("refused", str(error))
+        return Ending("refused", str(error))
     except Exception as error:
-        return PruneDecision("failed", traceback.format_exc(), isinstance(error, SamestepError))
-    return PruneDecision("done")
+        return Ending("failed", traceback.format_exc(), isinstance(error, SamestepError))
+    return Ending("done")
 
 
 def _train(job: Job) -> None:

@@ -14,7 +14,7 @@ from tests.cli import processes
 from tests.preloaded.client import ROOT
 from tests.ranks import answers_of_ranks
 from tests.sameness.case import Case
-from tests.sameness.rank import Job, PruneDecision, train_rank
+from tests.sameness.rank import Ending, Job, train_rank
 
 SECONDS = 240.0
 """For the ranks of one run, on a machine that is busy with others."""
@@ -120,12 +120,12 @@ def _job(case: Case, way: Way, world: int, folder: Path, device: str, saves: boo
     return Job(config, str(folder), case.source if case.is_loop else "")
 
 
-def _forked(job: Job, world: int) -> list[PruneDecision]:
+def _forked(job: Job, world: int) -> list[Ending]:
     said = answers_of_ranks(train_rank, world, job, seconds=SECONDS)
-    return [answer if ok else PruneDecision("failed", answer, by_samestep=True) for ok, answer in said]
+    return [answer if ok else Ending("failed", answer, by_samestep=True) for ok, answer in said]
 
 
-def _by_torchrun(job: Job, world: int) -> list[PruneDecision]:
+def _by_torchrun(job: Job, world: int) -> list[Ending]:
     """By the real launcher, whose processes a server forks: they need not import torch again."""
     folder = Path(job.folder)
     folder.mkdir(parents=True)
@@ -136,11 +136,11 @@ def _by_torchrun(job: Job, world: int) -> list[PruneDecision]:
     done = processes.run([sys.executable, "-m", *launcher, str(script), str(file)], cwd=folder, seconds=SECONDS)
     files = [folder / f"answer-{rank}.json" for rank in range(world)]
     if not all(path.exists() for path in files):
-        return [PruneDecision("failed", done.stdout + done.stderr)]
-    return [PruneDecision(**json.loads(path.read_text())) for path in files]
+        return [Ending("failed", done.stdout + done.stderr)]
+    return [Ending(**json.loads(path.read_text())) for path in files]
 
 
-def _ended(answers: Sequence[PruneDecision], folder: Path) -> Ended:
+def _ended(answers: Sequence[Ending], folder: Path) -> Ended:
     ends = {answer.end for answer in answers}
     if ends == {"done"}:
         return Ended("done", record=folder / "record")

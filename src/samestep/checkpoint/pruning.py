@@ -46,7 +46,7 @@ def write_value(folder: Path, question: IntermediateValue) -> None:
 
 
 def write_decision(folder: Path, answer: PruneDecision) -> None:
-    """PruneDecision what the run has asked."""
+    """Decide what the run has asked."""
     _write(folder / _ANSWER, asdict(answer))
 
 

@@ -220,11 +220,11 @@ def probe(
     """Ask a config's task for its metrics, and split its data; for the process that runs a sweep."""
     with guarded():
         from samestep.config import load_config
-        from samestep.sweep.probe_task import task_info, write_task_info
+        from samestep.sweep.probe_task import task_info
+        from samestep.sweep.study_folder import write_document
 
         split = None if k is None else (k, stratify, seed)
-        info = task_info(load_config(config, overrides or []), split, output)
-        write_task_info(info, result)
+        write_document(result, task_info(load_config(config, overrides or []), split, output))
 
 
 @app.command(hidden=True)
@@ -238,13 +238,13 @@ def latency(
     with guarded():
         from samestep.cli.ranks import as_rank
         from samestep.run.run_dir import config_of
-        from samestep.sweep.selection import write_latencies
+        from samestep.sweep.study_folder import write_document
 
         config = config_of(runs[0], ["distributed.world_size=auto"])  # it may have been trained on more
         with as_rank(config, context, None, needs_lanes=False) as place:
             from samestep.models.latency import time_models
 
-            write_latencies(time_models(runs, batch, place), result)
+            write_document(result, time_models(runs, batch, place))
 
 
 @app.command(hidden=True)

@@ -7,13 +7,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from samestep.checkpoint.listing import select_checkpoint
 from samestep.data.batch import LaneBatch
 from samestep.data.sequential import SequentialSource
 from samestep.distributed.context import RunContext
@@ -29,32 +28,21 @@ _SECONDS = 60.0
 """After which no more than the fewest rounds are measured."""
 
 
-@dataclass(frozen=True)
-class TimedModel:
-    """Seconds that a run's model took, by round."""
-
-    run: str
-    size: int
-    """Samples of a batch."""
-    one: list[float] = field(default_factory=list)
-    batch: list[float] = field(default_factory=list)
-
-
-def time_models(runs: Sequence[Path], size: int, context: RunContext) -> list[TimedModel]:
-    """Time what the tasks' `predict` does with the best weights of runs.
+def time_models(runs: Sequence[Path], size: int, context: RunContext) -> list[dict[str, Any]]:
+    """Time what the tasks' `predict` does with the best weights of runs: seconds in each round, and the batch's size.
 
     Raises:
         UserError: if a run has no such model, or its task cannot predict.
     """
     models = [_Model(run, size, context) for run in runs]
-    found = [TimedModel(str(model.run), len(model.batch)) for model in models]
+    found: list[dict[str, Any]] = [{"size": len(model.batch), "one": [], "batch": []} for model in models]
     began = time.monotonic()
     for number in range(_WARM_UP + _ROUNDS):
         for model, timed in zip(models, found, strict=True):
             one, batch = model.seconds(model.one), model.seconds(model.batch)
             if number >= _WARM_UP:
-                timed.one.append(one)
-                timed.batch.append(batch)
+                timed["one"].append(one)
+                timed["batch"].append(batch)
         late = time.monotonic() - began > _SECONDS
         if late and number + 1 >= _WARM_UP + _FEWEST_ROUNDS:
             break
@@ -65,8 +53,7 @@ class _Model:
     """A trained model with what it is measured on."""
 
     def __init__(self, run: Path, size: int, context: RunContext) -> None:
-        self.run = run
-        self._opened = open_trained(run, select_checkpoint(run, "best").step, context, batch=size)
+        self._opened = open_trained(run, "best", context, batch=size)
         dataset = self._opened.task.valid_data()
         if dataset is None:
             dataset = self._opened.task.train_data()

@@ -18,21 +18,17 @@ import torch
 from torch import Tensor
 
 from samestep.checkpoint.files import refuse_existing
-from samestep.checkpoint.listing import select_checkpoint
 from samestep.data.batch import LaneBatch
 from samestep.data.sequential import SequentialSource
 from samestep.distributed.context import RunContext
 from samestep.distributed.health.activity import COMPUTE
 from samestep.errors import TaskError
 from samestep.evaluation.eval_mode import BufferSnapshot, refuse_changed
-from samestep.evaluation.eval_rows import views_of
 from samestep.models.tables import INDEX, Column, Table, format_of, new_table
-from samestep.models.trained_model import Trained, dataset_of, open_trained, refuse_without_embeddings
-from samestep.run_setup import RunSetup
+from samestep.models.trained_model import Opened, dataset_of, open_trained, refuse_without_embeddings
 from samestep.tracking.progress import SampleProgress
 
 _ONLY = "output"
-_PREDICTION = "prediction"
 
 
 @dataclass(frozen=True)
@@ -89,66 +85,46 @@ def predict_once(request: Request, context: RunContext) -> Predicted:
         context: this process's place in the run.
     """
     kind = format_of(request.output, request.format)
-    # Chosen once for all ranks: a run that is still training saves and removes checkpoints.
-    step = context.broadcast(_choose_step(request) if context.is_main else 0)
-    opened = open_trained(request.run, step, context, request.weights, request.batch, request.overrides, request.trust)
+    if context.is_main and not request.force:
+        refuse_existing(request.output)
+    opened = open_trained(
+        request.run, request.which, context, request.weights, request.batch, request.overrides, request.trust
+    )
+    step = opened.trained.manifest.step
     if request.kind == "embeddings":
         refuse_without_embeddings(opened.task)
-    dataset = dataset_of(opened.task, request.data)
-    prediction = _Prediction(opened.setup, opened.trained, dataset, request)
+    what = f"data to {'embed' if request.kind == 'embeddings' else 'predict'} ({request.data})"
+    source = opened.source(dataset_of(opened.task, request.data), what)
+    samples = source.plan.samples
     doing = "Embedding" if request.kind == "embeddings" else "Predicting"
-    context.log.main(f"{doing} {len(dataset)} samples with the {request.weights} weights of step {step}")
+    context.log.main(f"{doing} {samples} samples with the {request.weights} weights of step {step}")
     with new_table(request.output, kind) if context.is_main else nullcontext() as table:
-        prediction.run(table)
+        _write_all(opened, source, request, table)
         columns = () if table is None else table.names
-    predicted = Predicted(str(request.output), kind, len(dataset), columns, step, request.weights, context.world)
+    predicted = Predicted(str(request.output), kind, samples, columns, step, request.weights, context.world)
     return context.broadcast(predicted)  # no rank succeeds before the file is complete
 
 
-def _choose_step(request: Request) -> int:
-    """Return the step whose weights are used; raises now if the output could not be written later."""
-    if not request.force:
-        refuse_existing(request.output)
-    return select_checkpoint(request.run, request.which).step
+def _write_all(opened: Opened, source: SequentialSource, request: Request, table: Table | None) -> None:
+    """Predict all samples, in one pass of all ranks; `table` is rank 0's."""
+    setup, trained, context = opened.setup, opened.trained, opened.setup.context
 
-
-class _Prediction:
-    """One pass over a dataset, by all ranks."""
-
-    def __init__(self, setup: RunSetup, trained: Trained, dataset: Any, request: Request) -> None:
-        self._setup, self._trained, self._request = setup, trained, request
-        what = f"data to {'embed' if request.kind == 'embeddings' else 'predict'} ({request.data})"
-        self._source = SequentialSource(setup, dataset, what, trained.task.collate)
-
-    def run(self, table: Table | None) -> None:
-        """Predict all samples; `table` is rank 0's."""
-        context, samples = self._setup.context, self._source.plan.samples
-        progress = SampleProgress(samples, context.log, context.is_main)
-        buffers = BufferSnapshot([self._trained.model, *self._trained.extra_modules])
-        with progress, torch.no_grad(), context.activity.during(COMPUTE):
-            for batches in self._source.rounds(self._enter_stream):
-                mine = [self._predict(batch) for batch in batches]
-                for rank_results in context.collectives.collect(mine):
-                    for columns in rank_results:
-                        assert table is not None, "only rank 0 receives results"
-                        table.add(columns)
-                        progress.add(len(columns[INDEX]))
-        refuse_changed(context.gather(buffers.changed()), "predicting")
-
-    def _enter_stream(self, number: int) -> None:
-        self._setup.rng.enter(_PREDICTION, at=(number,))
-
-    def _predict(self, batch: LaneBatch) -> dict[str, Column]:
+    def predict(batch: LaneBatch) -> dict[str, Column]:
         ids = np.asarray(batch.ids, dtype=np.int64)
-        task, view = self._trained.task, self._request.view
-        if self._request.kind == "embeddings":
-            with self._setup.precision.forward():
-                given = task.eval_embed(self._trained.model, batch)
-            views = views_of(given, None if view is None else [view], len(batch))
-            return {INDEX: ids, **columns_of(views, batch)}
-        with self._setup.precision.forward():
-            outputs = task.predict(self._trained.model, batch)
+        if request.kind == "embeddings":
+            return {INDEX: ids, **columns_of(opened.embed(batch, request.view), batch)}
+        with setup.precision.forward():
+            outputs = trained.task.predict(trained.model, batch)
         return {INDEX: ids, **columns_of(outputs, batch)}
+
+    progress = SampleProgress(source.plan.samples, context.log, context.is_main)
+    buffers = BufferSnapshot([trained.model, *trained.extra_modules])
+    with progress, context.activity.during(COMPUTE):
+        for columns in opened.outputs(source, predict):
+            assert table is not None, "only rank 0 receives results"
+            table.add(columns)
+            progress.add(len(columns[INDEX]))
+    refuse_changed(context.gather(buffers.changed()), "predicting")
 
 
 def columns_of(outputs: Any, batch: LaneBatch) -> dict[str, Column]:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from samestep.checkpoint.choose_weights import model_state
 from samestep.checkpoint.format import read_training
@@ -16,14 +16,21 @@ from samestep.checkpoint.listing import select_checkpoint
 from samestep.checkpoint.manifest import Manifest, verify_checkpoint
 from samestep.checkpoint.state import require
 from samestep.config import Config
+from samestep.data.batch import LaneBatch
+from samestep.data.sequential import SequentialSource
 from samestep.distributed.context import RunContext
 from samestep.errors import CheckpointError, TaskError
+from samestep.evaluation.eval_rows import views_of
 from samestep.lanes.plan import BatchPlan
 from samestep.lanes.random_streams import INIT
 from samestep.run.origin import refuse_untrusted_task
 from samestep.run.run_dir import config_of
 from samestep.run_setup import RunSetup
 from samestep.train.task import Task, load_task
+
+T = TypeVar("T")
+_PASS = "prediction"
+"""The name of a pass's random numbers."""
 
 
 @dataclass(frozen=True)
@@ -103,10 +110,28 @@ class Opened:
     def task(self) -> Task:
         return self.trained.task
 
+    def source(self, dataset: Any, what: str) -> SequentialSource:
+        """Return a dataset in order, cut into batches for all ranks."""
+        return SequentialSource(self.setup, dataset, what, self.task.collate)
+
+    def outputs(self, source: SequentialSource, of_batch: Callable[[LaneBatch], T]) -> Iterator[T]:
+        """Yield on rank 0 what a function returns for each batch, in the source's order; every rank reads it to its end."""
+        for batches in source.rounds(lambda number: self.setup.rng.enter(_PASS, at=(number,))):
+            with torch.no_grad():
+                mine = [of_batch(batch) for batch in batches]
+            for found in self.setup.context.collectives.collect(mine):
+                yield from found
+
+    def embed(self, batch: LaneBatch, view: str | None) -> dict[str, Tensor]:
+        """Return the embeddings of a batch by view, all of them unless one is named."""
+        with self.setup.precision.forward():
+            given = self.task.eval_embed(self.trained.model, batch)
+        return views_of(given, None if view is None else [view], len(batch))
+
 
 def open_trained(
     run: Path,
-    step: int,
+    which: str,
     context: RunContext,
     weights: str = "raw",
     batch: int | None = None,
@@ -116,10 +141,10 @@ def open_trained(
     """Load the model of a run on every rank; its data is prepared on one of each node.
 
     Args:
-        step: the checkpoint's. Chosen once for all ranks: a run that is still training saves and
-            removes checkpoints.
         batch: samples per batch; by default as in evaluation or training.
     """
+    # Chosen once for all ranks: a run that is still training saves and removes checkpoints.
+    step = context.broadcast(select_checkpoint(run, which).step if context.is_main else 0)
     config = config_of(run, overrides)
     planned = config.batch_plan(context.world)
     size = batch or config.evaluation.batch or planned.lane_batch

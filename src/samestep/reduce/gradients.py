@@ -1,6 +1,6 @@
 """Adds up what the lanes' backward passes leave in `.grad`: the lower part of the tree.
 
-One process drives every lane, so its sum is the whole sum. `tree.py` adds the exchange
+One process drives every lane, so its sum is the whole sum. `tree_sum.py` adds the exchange
 between ranks, `ddp.py` is the sum by DistributedDataParallel.
 """
 

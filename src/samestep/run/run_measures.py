@@ -18,9 +18,8 @@ from samestep.errors import StepError
 from samestep.evaluation.batchnorm import Forward, measure_batchnorm
 from samestep.evaluation.eval_batches import EvalShard
 from samestep.evaluation.eval_rows import Embed, Labels, RetrievalEvaluator, RetrievalRequest
-from samestep.evaluation.evaluate import Evaluator, Measure, Values
+from samestep.evaluation.evaluate import Measure, Outputs, Values, evaluate, evaluate_gathered
 from samestep.evaluation.gather_reduce import Op, Value, gather_lane_rows, gather_rows, reduce_values
-from samestep.evaluation.gathered import GatheredEvaluator, Outputs
 from samestep.lanes.random_streams import BETWEEN
 from samestep.reduce.lane_sum import sum_lanes
 from samestep.run.loader_loops import unwrapped
@@ -73,9 +72,7 @@ class RunMeasures(RunFiles):
             `val_loss` and every metric, by name; a value inside a metric's result is `NAME/KEY`.
         """
         return self.evaluate_by(
-            lambda modules, moment: Evaluator(self.setup, modules).run(
-                dataset, measure, metrics or {}, collate, moment
-            ),
+            lambda modules, moment: evaluate(self.setup, modules, moment, dataset, measure, metrics or {}, collate),
             step,
             prefix,
         )
@@ -160,9 +157,7 @@ class RunMeasures(RunFiles):
             prefix: Put before every name in the result.
         """
         return self.evaluate_by(
-            lambda modules, moment: GatheredEvaluator(self.setup, modules, moment).run(
-                dataset, outputs, compute, collate
-            ),
+            lambda modules, moment: evaluate_gathered(self.setup, modules, moment, dataset, outputs, compute, collate),
             step,
             prefix,
         )

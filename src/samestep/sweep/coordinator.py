@@ -6,6 +6,7 @@ Whatever it decides is on the disk before anyone acts on it.
 
 from __future__ import annotations
 
+import signal
 import time
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
@@ -20,8 +21,8 @@ from samestep.sweep.children import Child, Children, warm_server
 from samestep.sweep.database import open_database
 from samestep.sweep.loading import LoadedSweep
 from samestep.sweep.optuna_parts import Known, decide, draw, trial_count
+from samestep.sweep.placing import ResourcePlan, allocate
 from samestep.sweep.probe_task import probe_task
-from samestep.sweep.resource_plan import ResourcePlan
 from samestep.sweep.run_spec import RunSpec, why_failed
 from samestep.sweep.schema import SweepConfig, seconds_of
 from samestep.sweep.storage import (
@@ -35,9 +36,8 @@ from samestep.sweep.storage import (
     results_of,
 )
 from samestep.sweep.study_folder import STOP, SWEEP, is_full_disk, locked, same_study, shape_of, signed, write_document
-from samestep.sweep.tracked_study import TrackedStudy, tracked_study
+from samestep.sweep.tracked_study import TrackedStudy
 from samestep.sweep.trial import LiveTrial, further_of, objective_of
-from samestep.sweep.via import Places, allocate
 
 _SECONDS_BETWEEN_LOOKS = 0.5
 
@@ -83,7 +83,7 @@ def run_sweep(loaded: LoadedSweep, report: Report, watch: Watch | None = None) -
         storage = Storage(sweep, folder, database)
         coordinator = Coordinator(loaded, folder, storage, children, packing, report, watch, lock.refuse_lost)
         shown = sweep.model_dump(mode="json")
-        with database.reraise_os_errors(folder), tracked_study(coordinator.study, shown):
+        with database.reraise_os_errors(folder), coordinator.study.started(shown):
             return coordinator.run()
 
 
@@ -108,7 +108,6 @@ class Coordinator:
         self._storage, self._children, self._report = storage, children, report
         self._watch = watch
         self._packing = packing
-        self._places = Places(loaded.sweep, loaded.base, packing.ranks)
         self._live: dict[int, LiveTrial] = {}
         self._over: dict[int, TrialRecord] = {}
         self._count = trial_count(self._sweep)
@@ -193,11 +192,10 @@ class Coordinator:
         return next((slot for slot in range(self._packing.parallel) if slot not in used), None)
 
     def _spec(self, trial: LiveTrial) -> RunSpec:
-        variables = {} if trial.slot is None else self._packing.variables(trial.slot)
-        spec = trial.spec(self._sweep, self._folder, self._packing.ranks, variables)
+        spec = trial.spec(self._sweep, self._folder, self._packing.ranks)
         shown = self.study.overrides("trial" if self._sweep.folds is None else "fold")
         spec = replace(spec, overrides=(*spec.overrides, *shown))
-        return spec if trial.slot is None else self._places.placed(spec, trial.slot)
+        return spec if trial.slot is None else self._packing.placed(spec, trial.slot)
 
     def _start_run(self, trial: LiveTrial) -> None:
         """Start its present run; not if that is done, or the trial is over."""
@@ -302,7 +300,10 @@ class Coordinator:
         late = limit is not None and time.monotonic() - trial.began > limit
         if late and trial.child is not None and not trial.is_late:
             trial.is_late = True
-            self._places.end(trial.child, self._children)
+            if self._sweep.via == "slurm":
+                trial.child.process.send_signal(signal.SIGTERM)  # it cancels its job, which Slurm kills
+            else:
+                self._children.end(trial.child)
 
     # -- its questions ---------------------------------------------------------------------
 

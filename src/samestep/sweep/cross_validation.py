@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -19,10 +19,10 @@ from samestep.errors import LaunchError, PlanError, RankFailed, Stopped, TaskErr
 from samestep.parsing.files import is_file
 from samestep.parsing.json_text import read_json_lines
 from samestep.sweep.children import Children, warm_server
-from samestep.sweep.resource_plan import rank_threads
+from samestep.sweep.placing import rank_threads
 from samestep.sweep.run_spec import RunSpec, override, why_failed
 from samestep.sweep.study_folder import locked, same_study, shape_of, write_document
-from samestep.sweep.tracked_study import TrackedStudy, tracked_study
+from samestep.sweep.tracked_study import TrackedStudy
 
 Report = Callable[[str], None]
 Which = Literal["best", "last"]
@@ -51,19 +51,6 @@ class CvRequest:
     hang_timeout: float | None = None
     """Seconds in which something must move in a run on one rank."""
     start_timeout: float | None = None
-
-
-@dataclass(frozen=True)
-class FoldResult:
-    """The result of one fold."""
-
-    fold: int
-    status: str
-    reason: str | None
-    steps: int
-    seconds: float
-    metrics: Mapping[str, Any]
-    run: str
 
 
 def metrics_of(result: RunResult, which: Which) -> Mapping[str, Any]:
@@ -111,7 +98,7 @@ def cross_validate(request: CvRequest, report: Report) -> dict[str, Any]:
         same_study(folder / "definition.json", definition)
         specs = fold_specs(request, folder, path, len(folds.valid))
         study = TrackedStudy(folder.name, "cv", config.trackers, folder, report)
-        with tracked_study(study, {"folds": len(specs), "which": request.which}):
+        with study.started({"folds": len(specs), "which": request.which}):
             specs = [_tracked(spec, study, config.name) for spec in specs]
             failed = _train(specs, children, folder, report)
             for number, spec in enumerate(specs):
@@ -220,22 +207,21 @@ def _predict(specs: Sequence[RunSpec], folds: Folds, children: Children, folder:
 def _summary(
     config: Config, request: CvRequest, specs: Sequence[RunSpec], folder: Path, predictions: str | None
 ) -> dict[str, Any]:
-    results = []
+    results: list[dict[str, Any]] = []
     for number, spec in enumerate(specs):
         found = spec.result()
         assert found is not None, "every fold is done"
+        told = {key: getattr(found, key) for key in ("status", "reason", "steps", "seconds")}
         metrics = metrics_of(found, request.which)
-        results.append(
-            FoldResult(number, found.status, found.reason, found.steps, found.seconds, metrics, str(spec.folder))
-        )
-    mean, std = mean_and_std([result.metrics for result in results])
+        results.append({"fold": number, **told, "metrics": metrics, "run": str(spec.folder)})
+    mean, std = mean_and_std([result["metrics"] for result in results])
     summary = {
         "folder": str(folder),
         "metric": config.best.metric,
         "which": request.which,
         "mean": mean,
         "std": std,
-        "folds": [asdict(result) for result in results],
+        "folds": results,
         "out_of_fold": predictions,
     }
     write_document(folder / "cv.json", summary)
@@ -247,10 +233,5 @@ def mean_and_std(metrics: Sequence[Mapping[str, Any]]) -> tuple[dict[str, float]
     names = [name for name in metrics[0] if all(isinstance(fold.get(name), (int, float)) for fold in metrics)]
     values = {name: [float(fold[name]) for fold in metrics] for name in names}
     mean = {name: math.fsum(numbers) / len(numbers) for name, numbers in values.items()}
-    return mean, {name: _deviation(numbers, mean[name]) for name, numbers in values.items()}
-
-
-def _deviation(numbers: Sequence[float], mean: float) -> float:
-    if len(numbers) < 2:
-        return 0.0
-    return math.sqrt(math.fsum((x - mean) ** 2 for x in numbers) / (len(numbers) - 1))
+    squares = {name: math.fsum((x - mean[name]) ** 2 for x in numbers) for name, numbers in values.items()}
+    return mean, {name: math.sqrt(total / (len(metrics) - 1)) for name, total in squares.items()}

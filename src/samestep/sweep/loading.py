@@ -21,10 +21,10 @@ from samestep.parsing.limits import check_values, short
 from samestep.parsing.plain_yaml import parse_yaml
 from samestep.sweep.database import check_storage
 from samestep.sweep.optuna_parts import import_optuna, part_mistakes
+from samestep.sweep.placing import via_mistakes
 from samestep.sweep.run_spec import override
 from samestep.sweep.schema import SweepConfig
 from samestep.sweep.space import Domain, parse_space
-from samestep.sweep.via import via_mistakes
 
 _EXAMPLE = "a sweep is a mapping with base, space and objective"
 
@@ -162,7 +162,7 @@ def _with_line(mistake: Mistake, lines: Mapping[str, str]) -> Mistake:
 
 
 def _apply(values: dict[str, Any], overrides: Sequence[str]) -> Iterator[Mistake]:
-    """Put overrides into the values."""
+    """Put overrides into the values; yield those that are none."""
     for text in overrides:
         key, equals, written = text.partition("=")
         if not equals or not key:

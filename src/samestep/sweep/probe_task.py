@@ -19,7 +19,6 @@ from samestep.sweep.children import Children
 from samestep.sweep.loading import LoadedSweep
 from samestep.sweep.run_spec import override
 from samestep.sweep.schema import SweepConfig, seconds_of
-from samestep.sweep.study_folder import write_document
 
 
 @dataclass(frozen=True)
@@ -122,8 +121,3 @@ def _mistakes(sweep: SweepConfig, info: TaskInfo) -> list[Mistake]:
     if info.wrong_folds:
         found.append(Mistake("folds", info.wrong_folds))
     return found
-
-
-def write_task_info(info: dict[str, Any], path: Path) -> None:
-    """Leave the answer for the process that asked."""
-    write_document(path, info)

@@ -21,7 +21,7 @@ from samestep.sweep.loading import LoadedSweep
 from samestep.sweep.reading import best_trial, trials_of
 from samestep.sweep.schema import SweepConfig
 from samestep.sweep.storage import TrialRecord
-from samestep.sweep.study_folder import trial_folder, write_document
+from samestep.sweep.study_folder import trial_folder
 
 MODEL = "model.safetensors"
 LATENCY = "seconds for one sample"
@@ -246,8 +246,3 @@ def _refuse_without_weights(runs: Mapping[int, Path]) -> None:
             select_checkpoint(run, "best")
         except CheckpointError as error:
             raise TaskError(f"trial {number}: {error}") from None
-
-
-def write_latencies(timed: Sequence[Any], path: Path) -> None:
-    """Leave what was measured for the process that asked."""
-    write_document(path, [asdict(entry) for entry in timed])

@@ -134,7 +134,7 @@ class Storage:
         return found
 
     def begin(self, values: Mapping[str, Any], notes: Mapping[str, Any]) -> int:
-        """Return a new trial with these values; returns its number.
+        """Begin a trial with these values; return its number.
 
         Its values are kept with the first write already: a kill leaves it whole, or not at all.
         """

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -45,22 +46,22 @@ class TrackedStudy:
         if self._mlflow is not None:
             self._trackers["mlflow"] = MlflowRun(_in_one_experiment(self._mlflow, name))
 
-    def start(self, params: Mapping[str, Any]) -> None:
-        """Begin the study's run, or continue it."""
+    @contextmanager
+    def started(self, params: Mapping[str, Any]) -> Iterator[None]:
+        """Begin the study's run, or continue it; the next process continues it again."""
         shown = public_params(params)
-        for key in list(self._trackers):
-            run = TrackedRun(
-                name=self._name,
-                folder=self._folder,
-                params=shown,
-                tags=self._tags,
-                start=0,
-                id=self._ids.get(key),
-                keep_id=lambda text, key=key: self._ids.keep(key, text),  # type: ignore[misc]
-            )
-            self._call(key, lambda tracker, run=run: tracker.start(run))  # type: ignore[misc]
+
+        def start(key: str, tracker: Tracker) -> None:
+            known, keep = self._ids.get(key), partial(self._ids.keep, key)
+            tracker.start(TrackedRun(self._name, self._folder, shown, self._tags, 0, known, keep))
+
+        self._each(start)
         # By which the runs would use the server of this process, and lose it when this is killed.
         withdraw(["WANDB_SERVICE"] if self._wandb is not None else [])
+        try:
+            yield
+        finally:
+            self._each(lambda key, tracker: tracker.close())
 
     def overrides(self, kind: Literal["trial", "fold"], name: str | None = None) -> tuple[str, ...]:
         """Return what a run of the study is started with, so that the trackers show it there."""
@@ -83,8 +84,7 @@ class TrackedStudy:
         """Write the result of a trial or a fold; once, also after a resume."""
         if not self._trackers or number in (written := self._written()):
             return
-        for key in list(self._trackers):
-            self._call(key, lambda tracker: _write(tracker, {"step": number, **row}))
+        self._each(lambda key, tracker: _write(tracker, {"step": number, **row}))
         self._ids.keep(_WRITTEN, json.dumps([*written, number]))
 
     def _written(self) -> list[Any]:
@@ -94,31 +94,17 @@ class TrackedStudy:
             return []
         return found if isinstance(found, list) else []
 
-    def close(self) -> None:
-        """The study's process ends; the next one continues the same runs."""
-        for key in list(self._trackers):
-            self._call(key, lambda tracker: tracker.close())
-
-    def _call(self, key: str, call: Callable[[Tracker], None]) -> None:
-        try:
-            call(self._trackers[key])
-        except Exception as error:  # whatever a library or a network makes of it
-            del self._trackers[key]
-            first = (str(error).strip() or "no message").splitlines()[0]
-            self._report(
-                f"trackers.{key} failed and gets nothing more of this study: "
-                f"{type(error).__name__}: {first}. Its runs continue"
-            )
-
-
-@contextmanager
-def tracked_study(study: TrackedStudy, params: Mapping[str, Any]) -> Iterator[TrackedStudy]:
-    """A study whose trackers are started, and closed in any case."""
-    study.start(params)
-    try:
-        yield study
-    finally:
-        study.close()
+    def _each(self, call: Callable[[str, Tracker], None]) -> None:
+        for key, tracker in list(self._trackers.items()):
+            try:
+                call(key, tracker)
+            except Exception as error:  # whatever a library or a network makes of it
+                del self._trackers[key]
+                first = (str(error).strip() or "no message").splitlines()[0]
+                self._report(
+                    f"trackers.{key} failed and gets nothing more of this study: "
+                    f"{type(error).__name__}: {first}. Its runs continue"
+                )
 
 
 def _write(tracker: Tracker, row: dict[str, Any]) -> None:
@@ -133,5 +119,5 @@ def _grouped(config: WandbConfig, name: str, kind: str) -> WandbConfig:
 
 
 def _in_one_experiment(config: MlflowConfig, name: str) -> MlflowConfig:
-    """Return a run's own name would be another experiment for each."""
+    """By its own name each run would be in another experiment."""
     return config.model_copy(update={"experiment": config.experiment or name})

@@ -64,7 +64,7 @@ class LiveTrial:
     def name(self) -> str:
         return f"trial {self.number}"
 
-    def spec(self, sweep: SweepConfig, folder: Path, ranks: int, variables: Mapping[str, str]) -> RunSpec:
+    def spec(self, sweep: SweepConfig, folder: Path, ranks: int) -> RunSpec:
         """Its present run: the base with its values merged in, and no more."""
         objective = sweep.objective
         home = trial_folder(folder, self.number)
@@ -86,7 +86,6 @@ class LiveTrial:
             home,
             ranks,
             asks.resolve(),
-            variables,
             hang_timeout=seconds_of(sweep.hang_timeout),
             start_timeout=seconds_of(sweep.start_timeout),
         )

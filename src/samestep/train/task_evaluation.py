@@ -11,8 +11,7 @@ from torch import nn
 from samestep.data.batch import Moment
 from samestep.errors import TaskError
 from samestep.evaluation.eval_rows import RetrievalEvaluator, RetrievalRequest
-from samestep.evaluation.evaluate import Evaluator, Values
-from samestep.evaluation.gathered import GatheredEvaluator
+from samestep.evaluation.evaluate import Values, evaluate, evaluate_gathered
 from samestep.evaluation.metrics import make_metrics, mergers_of
 from samestep.run_setup import RunSetup
 from samestep.train.task import Task
@@ -46,11 +45,11 @@ class TaskEvaluation:
             )
             return dict(found)
         if rule.mode == "gather":
-            return GatheredEvaluator(setup, modules, moment).run(
-                self._valid_data, task.eval_outputs, task.evaluate_gathered, task.collate
+            return evaluate_gathered(
+                setup, modules, moment, self._valid_data, task.eval_outputs, task.evaluate_gathered, task.collate
             )
         metrics = make_metrics(task.metrics, setup.rng, moment.step)
-        return Evaluator(setup, modules).run(self._valid_data, task.evaluate, metrics, task.collate, moment)
+        return evaluate(setup, modules, moment, self._valid_data, task.evaluate, metrics, task.collate)
 
     def _reference_data(self, train_data: Any) -> Any:
         """Return where neighbours are sought."""

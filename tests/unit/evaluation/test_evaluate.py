@@ -12,7 +12,7 @@ from torchmetrics import SumMetric
 
 from samestep.data.batch import LaneBatch, Moment
 from samestep.errors import TaskError
-from samestep.evaluation.evaluate import Evaluator
+from samestep.evaluation.evaluate import evaluate
 from samestep.run_setup import RunSetup
 from tests.unit.data.sources import Rank, setup_of
 
@@ -33,13 +33,13 @@ def noisy(model: nn.Module, batch: LaneBatch, metrics: Any) -> tuple[Tensor, int
     return (batch.x + torch.rand(len(batch), 1)).sum(), len(batch)
 
 
-def evaluate(setup: RunSetup, step: int = 0, model: nn.Module | None = None) -> dict[str, Any]:
+def noisy_values(setup: RunSetup, step: int = 0, model: nn.Module | None = None) -> dict[str, Any]:
     data, metrics = TensorDataset(SAMPLES), {"sum": SumMetric()}
-    return Evaluator(setup, [model or Model()]).run(data, noisy, metrics, None, Moment(step))
+    return evaluate(setup, [model or Model()], Moment(step), data, noisy, metrics, None)
 
 
 def test_every_sample_counts_once() -> None:
-    found = evaluate(setup_of())
+    found = noisy_values(setup_of())
     assert found["sum"] == SAMPLES.sum().item()
     assert 6.0 < found["val_loss"] < 7.0
 
@@ -48,18 +48,20 @@ def test_a_loss_without_a_count_is_the_mean_over_its_batch() -> None:
     def mean(model: nn.Module, batch: LaneBatch, metrics: Any) -> Tensor:
         return batch.x.mean()
 
-    found = Evaluator(setup_of(), [Model()]).run(TensorDataset(SAMPLES), mean, {}, None, Moment())
+    found = evaluate(setup_of(), [Model()], Moment(), TensorDataset(SAMPLES), mean, {}, None)
     assert found["val_loss"] == pytest.approx(SAMPLES.mean().item())
 
 
 @pytest.mark.parametrize("values", [{"lanes": 2, "global_batch": 2}, {"loader": {"workers": 2}}])
 def test_lanes_of_the_same_size_give_the_same_numbers(values: dict[str, Any]) -> None:
-    assert evaluate(setup_of(**values))["val_loss"] == pytest.approx(evaluate(setup_of())["val_loss"], rel=1e-12)
+    assert noisy_values(setup_of(**values))["val_loss"] == pytest.approx(
+        noisy_values(setup_of())["val_loss"], rel=1e-12
+    )
 
 
 def test_draws_follow_from_the_step_that_is_measured() -> None:
-    assert evaluate(setup_of(), step=3) == evaluate(setup_of(), step=3)
-    assert evaluate(setup_of(), step=3) != evaluate(setup_of(), step=4)
+    assert noisy_values(setup_of(), step=3) == noisy_values(setup_of(), step=3)
+    assert noisy_values(setup_of(), step=3) != noisy_values(setup_of(), step=4)
 
 
 def test_no_batch_draws_what_another_does() -> None:
@@ -69,7 +71,7 @@ def test_no_batch_draws_what_another_does() -> None:
         drawn.append(torch.rand(()).item())
         return batch.x.sum(), len(batch)
 
-    Evaluator(setup_of(), [Model()]).run(TensorDataset(SAMPLES), measure, {}, None, Moment())
+    evaluate(setup_of(), [Model()], Moment(), TensorDataset(SAMPLES), measure, {}, None)
     assert len(set(drawn)) == len(drawn) == 13
 
 
@@ -86,14 +88,14 @@ class Sharing(Rank):
 @pytest.mark.requirement("000-P2-3", "004-KR-3")
 @pytest.mark.parametrize("mode", ["sharded", "rank0"])
 def test_ranks_share_the_lanes_or_leave_them_to_rank_0(mode: str) -> None:
-    alone = evaluate(setup_of())
+    alone = noisy_values(setup_of())
     states: list[Any] = []
     for rank in range(2):
         setup = setup_of(rank, 2, evaluation={"mode": mode})
         context = Sharing(rank, 2)
         context.gathered = states
         object.__setattr__(setup, "context", context)
-        evaluate(setup)
+        noisy_values(setup)
     lanes = [[lane for lane, _ in rank] for _, rank in states]
     assert lanes == ([[0, 1], [2, 3]] if mode == "sharded" else [[0, 1, 2, 3], []])
 
@@ -103,7 +105,7 @@ def test_ranks_share_the_lanes_or_leave_them_to_rank_0(mode: str) -> None:
 
     setup = setup_of(0, 2, evaluation={"mode": mode})
     object.__setattr__(setup, "context", All(0, 2))
-    assert evaluate(setup) == alone
+    assert noisy_values(setup) == alone
 
 
 def test_the_batch_may_be_larger_than_in_training() -> None:
@@ -114,7 +116,7 @@ def test_the_batch_may_be_larger_than_in_training() -> None:
         return batch.x.sum(), len(batch)
 
     setup = setup_of(evaluation={"batch": 5})
-    found = Evaluator(setup, [Model()]).run(TensorDataset(SAMPLES), measure, {}, None, Moment())
+    found = evaluate(setup, [Model()], Moment(), TensorDataset(SAMPLES), measure, {}, None)
     assert sizes == [5, 5, 3]
     assert found == {"val_loss": 6.0}
 
@@ -129,7 +131,7 @@ def test_each_modules_mode_is_what_it_was_also_after_an_error() -> None:
         raise ZeroDivisionError
 
     with pytest.raises(ZeroDivisionError):
-        Evaluator(setup_of(), [model]).run(TensorDataset(SAMPLES), fail, {}, None, Moment())
+        evaluate(setup_of(), [model], Moment(), TensorDataset(SAMPLES), fail, {}, None)
     assert seen == [False, False, False]
     assert (model.training, model.drop.training, model.frozen.training) == (True, True, False)
     assert torch.is_grad_enabled()
@@ -142,10 +144,10 @@ def test_an_evaluation_runs_in_the_configs_precision() -> None:
 
     dtypes: set[torch.dtype] = set()
     setup = setup_of(precision="bf16")
-    Evaluator(setup, [Model()]).run(TensorDataset(SAMPLES), measure, {}, None, Moment())
+    evaluate(setup, [Model()], Moment(), TensorDataset(SAMPLES), measure, {}, None)
     assert dtypes == {torch.bfloat16}
 
 
 def test_data_without_a_length_is_refused() -> None:
     with pytest.raises(TaskError, match="validation data must have a length"):
-        Evaluator(setup_of(), [Model()]).run(iter([]), noisy, {}, None, Moment())
+        evaluate(setup_of(), [Model()], Moment(), iter([]), noisy, {}, None)

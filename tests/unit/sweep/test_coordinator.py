@@ -20,7 +20,7 @@ from samestep.sweep import coordinator as coordinator_module
 from samestep.sweep.coordinator import Coordinator
 from samestep.sweep.loading import load_sweep
 from samestep.sweep.optuna_parts import trial_count
-from samestep.sweep.resource_plan import pack
+from samestep.sweep.placing import pack
 from samestep.sweep.storage import Storage, TrialRecord
 from samestep.sweep.study_folder import is_full_disk
 from tests.unit.sweep.test_resource_plan import machine
@@ -301,7 +301,7 @@ def test_folds_follow_each_other_and_are_pruned_by_their_mean(tmp_path: Path) ->
 
 
 def test_each_trial_sees_gpus_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("samestep.sweep.resource_plan.quick_hardware", lambda environ: machine(gpus=2))
+    monkeypatch.setattr("samestep.sweep.placing.quick_hardware", lambda environ: machine(gpus=2))
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     _, children, _ = coordinated(tmp_path / "a", parallel="auto")
     assert {v["CUDA_VISIBLE_DEVICES"] for v in children.variables} == {"0", "1"}

@@ -11,8 +11,8 @@ from samestep.environment.fact import Fact
 from samestep.environment.hardware import Hardware
 from samestep.errors import LaunchError
 from samestep.launch.commands import torchrun as torchrun_module
-from samestep.sweep import resource_plan as packing_module
-from samestep.sweep.resource_plan import ResourcePlan, pack
+from samestep.sweep import placing as packing_module
+from samestep.sweep.placing import Place, ResourcePlan, pack
 from samestep.sweep.schema import SweepConfig
 
 
@@ -43,8 +43,7 @@ def packed(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 def test_as_many_trials_run_side_by_side_as_have_cpus_and_something_to_do(packed: Any) -> None:
     found = packed(machine(cpus=8), round=16)
-    assert (found.parallel, found.ranks, found.threads, found.devices) == (8, 1, 1, ())
-    assert found.variables(3) == {}
+    assert (found.parallel, found.ranks, found.threads, found.places) == (8, 1, 1, (Place(),))
     assert found.summary.endswith("whatever the machine has): 8 of 8 CPUs")
     assert packed(machine(cpus=8)).parallel == 4, "a round waits for the one before"
     assert packed(machine(cpus=8), deterministic=False).parallel == 8
@@ -60,15 +59,15 @@ def test_as_many_trials_run_side_by_side_as_have_cpus_and_something_to_do(packed
 def test_gpus_are_shared_out_and_more_than_there_are_is_refused(packed: Any) -> None:
     found = packed(machine(gpus=4, cpus=16))
     assert (found.parallel, found.threads) == (4, 16)
-    assert [found.variables(slot)["CUDA_VISIBLE_DEVICES"] for slot in range(4)] == list("0123")
+    assert [place.gpus for place in found.places] == [("0",), ("1",), ("2",), ("3",)]
     assert "on 4 of 4 GPUs: 64 threads on 16 CPUs" in found.summary
     assert "threads_per_rank: 4 in the base, or a lower parallel" in found.summary
     named = {"CUDA_VISIBLE_DEVICES": "0,1,4,5"}
     pairs = packed(machine(gpus=4), variables=named, ranks_per_trial=2)
-    assert pairs.variables(1) == {"CUDA_VISIBLE_DEVICES": "4,5"}
+    assert pairs.places[1].gpus == ("4", "5")
     alone = packed(machine(gpus=4), ranks_per_trial="all")
-    assert (alone.parallel, alone.ranks, alone.devices) == (1, 4, ()), "it has all of them"
-    assert packed(machine(gpus=4), base={"distributed": {"device": "cpu"}}).devices == ()
+    assert (alone.parallel, alone.ranks, alone.places[0].gpus) == (1, 4, ()), "it has all of them"
+    assert packed(machine(gpus=4), base={"distributed": {"device": "cpu"}}).places == (Place(),)
     with pytest.raises(LaunchError, match="there are 4 GPUs: set parallel: 2, or ranks_per_trial: 1"):
         packed(machine(gpus=4), parallel=3, ranks_per_trial=2)
 

@@ -102,7 +102,7 @@ def _processor(report: RankReport) -> str:
 
 
 def same_threads(reports: Reports) -> Finding:
-    """Return the number of threads decides how sums are split, and so their last bits."""
+    """Return whether ranks have as many threads: these decide how sums are split, and so their last bits."""
     return _same(
         "same threads",
         reports,
@@ -164,7 +164,7 @@ def _gpu(machine: Machine, report: RankReport) -> str:
 
 
 def share_cpus(reports: Reports) -> list[Finding]:
-    """Return whether the ranks of each machine fit its CPUs, and use those they are bound to."""
+    """Return what is wrong where ranks of a machine do not fit its CPUs, or use more than they are bound to."""
     found: list[Finding] = []
     for members in _groups(reports, lambda r: (r.place.host, r.load.node)).values():
         own = [set(member.machine.cpus) for member in members]

@@ -205,7 +205,7 @@ def _is_rank(environ: Mapping[str, str]) -> bool:
 
 
 def _disproved(finding: Finding) -> Finding:
-    """Return what could keep the process group from opening is at most a note once it is open."""
+    """Return the finding; what could keep the process group from opening is at most a note once it is open."""
     if finding.check in _GROUP_CHECKS and finding.severity == "error":
         return replace(finding, severity="note", why=f"this time ranks could connect; but {finding.why}")
     return finding

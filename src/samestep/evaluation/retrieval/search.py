@@ -64,7 +64,7 @@ class Rough:
 
     @classmethod
     def of(cls, rows: Tensor) -> Rough:
-        """Return the candidates of rows as `prepared` made them."""
+        """Return a rough copy of rows as `prepared` made them."""
         squares = (rows**2).sum(1)
         return cls(rows.float(), squares.float(), float(squares.max()))
 

@@ -13,16 +13,12 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.utils.data import Subset
 
-from samestep.checkpoint.listing import select_checkpoint
 from samestep.data.batch import LaneBatch
-from samestep.data.sequential import SequentialSource
 from samestep.distributed.context import RunContext
 from samestep.errors import TaskError
-from samestep.evaluation.eval_rows import views_of
 from samestep.models.trained_model import Opened, dataset_of, open_trained, refuse_without_embeddings
 from samestep.train.task import Task
 
-_STREAM = "embedding page"
 _QUERIES_AT_ONCE = 512
 NO_REFERENCE = "none"
 
@@ -126,25 +122,25 @@ def embed_run(request: Request, context: RunContext) -> EmbeddedRun | None:
     Raises:
         TaskError: if the task gives no embeddings, or none that can be drawn.
     """
-    step = context.broadcast(select_checkpoint(request.run, request.which).step if context.is_main else 0)
-    opened = open_trained(request.run, step, context, request.weights, None, request.overrides, request.trust)
+    opened = open_trained(request.run, request.which, context, request.weights, None, request.overrides, request.trust)
     refuse_without_embeddings(opened.task)
     # The training set as it is for references: not augmented, and one view of each sample.
     find = _references if request.data == "train" else dataset_of
     dataset = find(opened.task, request.data)
     chosen = _evenly(len(dataset), request.points)
-    embed = _Pass(opened, request.view)
-    drawn = embed.run(dataset, chosen, request.data)
+    drawn = _embedded(opened, dataset, chosen, request.data, request.view)
     references = None
     if request.reference != NO_REFERENCE:
         same = request.reference == request.data
         reference_set = dataset if same else _references(opened.task, request.reference)
-        references = embed.run(reference_set, range(len(reference_set)), request.reference)
+        references = _embedded(opened, reference_set, range(len(reference_set)), request.reference, request.view)
     if drawn is None:
         return None
     distance = opened.setup.config.evaluation.distance
     nearest = None if references is None else _nearest(drawn, references, distance)
-    return EmbeddedRun(drawn, references, nearest, distance, len(dataset), step, request.weights)
+    return EmbeddedRun(
+        drawn, references, nearest, distance, len(dataset), opened.trained.manifest.step, request.weights
+    )
 
 
 def _references(task: Task, name: str) -> Any:
@@ -159,51 +155,34 @@ def _evenly(samples: int, most: int) -> list[int]:
     return [number * samples // most for number in range(most)]
 
 
-class _Pass:
-    """Embeds datasets with a trained model; the ranks share the batches, and rank 0 gets the rows."""
+def _embedded(opened: Opened, dataset: Any, indices: Sequence[int], what: str, view: str | None) -> EmbeddedSet | None:
+    """Return the embeddings of some samples, in one pass of all ranks; None on other ranks than rank 0."""
 
-    def __init__(self, opened: Opened, view: str | None) -> None:
-        self._setup, self._trained, self._view = opened.setup, opened.trained, view
+    def embed(batch: LaneBatch) -> tuple[str, Tensor, Tensor | None]:
+        name, rows = next(iter(opened.embed(batch, view).items()))
+        return name, rows, _labels(opened.task, batch)
 
-    def run(self, dataset: Any, indices: Sequence[int], what: str) -> EmbeddedSet | None:
-        """Return the embeddings of some samples; None on other ranks than rank 0."""
-        chosen = dataset if len(indices) == len(dataset) else Subset(dataset, list(indices))
-        source = SequentialSource(self._setup, chosen, f"data to embed ({what})", self._trained.task.collate)
-        parts: list[tuple[str, Tensor, Tensor | None]] = []
-        collect = self._setup.context.collectives.collect
-        with torch.no_grad():
-            for batches in source.rounds(self._enter_stream):
-                for rank_results in collect([self._embed(batch) for batch in batches]):
-                    parts += rank_results
-        if not self._setup.context.is_main:
-            return None
-        rows = torch.cat([rows for _, rows, _ in parts])
-        if self._setup.config.evaluation.distance == "cosine":
-            rows = F.normalize(rows, dim=1)
-        if not bool(torch.isfinite(rows).all()):
-            raise TaskError(f"embeddings of {what} are not all finite: they cannot be drawn")
-        labels = [number for _, _, given in parts if given is not None for number in given.tolist()]
-        return EmbeddedSet(dataset, list(indices), rows, labels if len(labels) == len(rows) else None, parts[0][0])
+    chosen = dataset if len(indices) == len(dataset) else Subset(dataset, list(indices))
+    parts = list(opened.outputs(opened.source(chosen, f"data to embed ({what})"), embed))
+    if not opened.setup.context.is_main:
+        return None
+    rows = torch.cat([rows for _, rows, _ in parts])
+    if opened.setup.config.evaluation.distance == "cosine":
+        rows = F.normalize(rows, dim=1)
+    if not bool(torch.isfinite(rows).all()):
+        raise TaskError(f"embeddings of {what} are not all finite: they cannot be drawn")
+    labels = [number for _, _, given in parts if given is not None for number in given.tolist()]
+    return EmbeddedSet(dataset, list(indices), rows, labels if len(labels) == len(rows) else None, parts[0][0])
 
-    def _enter_stream(self, number: int) -> None:
-        self._setup.rng.enter(_STREAM, at=(number,))
 
-    def _embed(self, batch: LaneBatch) -> tuple[str, Tensor, Tensor | None]:
-        task = self._trained.task
-        with self._setup.precision.forward():
-            given = task.eval_embed(self._trained.model, batch)
-        views = views_of(given, None if self._view is None else [self._view], len(batch))
-        name = next(iter(views))
-        return name, views[name], self._labels(batch)
-
-    def _labels(self, batch: LaneBatch) -> Tensor | None:
-        """Return the classes of a batch; None if it has none, as images of a plain folder."""
-        task, pairs = (self._trained.task, isinstance(batch.data, (tuple, list)) and len(batch.data) > 1)
-        if type(task).labels is Task.labels and not pairs:
-            return None
-        labels = torch.as_tensor(task.labels(batch)).cpu()
-        known = labels.dim() == 1 and not labels.is_floating_point() and bool((labels >= 0).all())
-        return labels if known else None
+def _labels(task: Task, batch: LaneBatch) -> Tensor | None:
+    """Return the classes of a batch; None if it has none, as images of a plain folder."""
+    pairs = isinstance(batch.data, (tuple, list)) and len(batch.data) > 1
+    if type(task).labels is Task.labels and not pairs:
+        return None
+    labels = torch.as_tensor(task.labels(batch)).cpu()
+    known = labels.dim() == 1 and not labels.is_floating_point() and bool((labels >= 0).all())
+    return labels if known else None
 
 
 def _nearest(drawn: EmbeddedSet, references: EmbeddedSet, distance: str) -> list[Neighbour]:

@@ -1,59 +1,132 @@
 """Places the runs of a sweep: on this machine, on hosts, in jobs, or in an allocation's steps.
 
-A run is one `samestep launch` wherever it is: a child of the sweep's process, which ends with it, and takes
-its ranks with it.
+How many trials run side by side, and with which ranks and threads, is decided once, before the first trial.
+Nothing of it changes what a trial comes to. A run is one `samestep launch` wherever it is: a child of the sweep's
+process, which ends with it, and takes its ranks with it.
 """
 
 from __future__ import annotations
 
-import signal
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from samestep.config import Config
+from samestep.distributed.placement import chosen_threads, share_of_a_rank
+from samestep.distributed.quick_hardware import quick_hardware
+from samestep.environment.fact import Fact
+from samestep.environment.hardware import expects_gpu
+from samestep.environment.launch import requested_threads
 from samestep.errors import LaunchError, Mistake
 from samestep.launch.commands.size import Host, parse_hosts
-from samestep.sweep.children import Child, Children
-from samestep.sweep.resource_plan import ResourcePlan, pack
+from samestep.launch.commands.torchrun import default_nproc
 from samestep.sweep.run_spec import RunSpec, override
 from samestep.sweep.schema import SweepConfig
 from samestep.words import counted
-
-_BY_SLURM = ("slurm", "srun")
-_BY_HOSTS = ("mpirun", "ssh")
 
 
 @dataclass(frozen=True)
 class Place:
     """The share of one trial, of those side by side, in some machines."""
 
-    options: tuple[str, ...]
+    options: tuple[str, ...] = ()
     """Of `samestep launch`."""
     overrides: tuple[str, ...] = ()
+    gpus: tuple[str, ...] = ()
+    """Those of this machine that it sees, and none of another's; all if nothing is shared out."""
 
 
-class Places:
-    """The places where the trials of a sweep run."""
+@dataclass(frozen=True)
+class ResourcePlan:
+    """Trials on the GPUs or CPUs of this machine, or elsewhere."""
 
-    def __init__(self, sweep: SweepConfig, base: Config, ranks: int) -> None:
-        self._via = sweep.via
-        self._places = _hosted(sweep, base, ranks) if sweep.hosts else ()
-        self._anywhere = Place(_options(sweep, base, ranks))
+    parallel: int
+    """Trials side by side."""
+    ranks: int
+    """Of each trial."""
+    threads: int
+    """Of each rank."""
+    via: str | None = None
+    places: tuple[Place, ...] = (Place(),)
+    """For each of the trials side by side, or one for all."""
+    summary: str = ""
+    """All of it in a line, with what is too much."""
 
     def placed(self, spec: RunSpec, slot: int) -> RunSpec:
-        """Return a run in its place."""
-        if self._via is None:
-            return spec
-        place = self._places[slot] if self._places else self._anywhere
-        overrides = (*spec.overrides, *place.overrides)
-        return replace(spec, overrides=overrides, launch=("--via", self._via, *place.options))
+        """Return a run in the place of one of the trials side by side."""
+        place = self.places[slot % len(self.places)]
+        variables = {"CUDA_VISIBLE_DEVICES": ",".join(place.gpus)} if place.gpus else {}
+        launch = ("--via", self.via, *place.options) if self.via else ()
+        return replace(spec, variables=variables, overrides=(*spec.overrides, *place.overrides), launch=launch)
 
-    def end(self, child: Child, children: Children) -> None:
-        """End a run that takes too long."""
-        if self._via == "slurm":
-            child.process.send_signal(signal.SIGTERM)  # it cancels its job, which Slurm kills
-        else:
-            children.end(child)
+
+def pack(sweep: SweepConfig, base: Config, trials: int, environ: Mapping[str, str]) -> ResourcePlan:
+    """Share this machine out to trials.
+
+    Raises:
+        LaunchError: if more GPUs are needed than there are.
+    """
+    hardware = quick_hardware(environ)
+    gpus = 0 if base.distributed.device == "cpu" else hardware.device_count
+    ranks = _ranks(sweep, base, gpus)
+    threads = rank_threads(base, hardware.cpus, ranks, environ)
+    fits = gpus // ranks if gpus else hardware.cpus.value // (ranks * threads.value)
+    if sweep.parallel == "auto":
+        rounds = sweep.round if sweep.deterministic else trials
+        parallel = max(1, min(fits, rounds, trials))
+    else:
+        parallel = sweep.parallel
+    if gpus and parallel * ranks > gpus:
+        raise LaunchError(
+            f"parallel is {parallel} with {counted(ranks, 'rank')} for each trial, and there are {gpus} GPUs: set "
+            f"parallel: {max(1, fits)}, or ranks_per_trial: {max(1, gpus // parallel)}"
+        )
+    named = environ.get("CUDA_VISIBLE_DEVICES", "")
+    devices = named.split(",") if named else [str(number) for number in range(gpus)]
+    places: tuple[Place, ...] = (Place(_options(sweep, base, ranks)),)
+    if gpus and parallel > 1:
+        shares = (tuple(devices[slot * ranks : (slot + 1) * ranks]) for slot in range(parallel))
+        places = tuple(replace(places[0], gpus=share) for share in shares)
+    summary = _summary(parallel, ranks, threads, hardware.cpus, gpus)
+    return ResourcePlan(parallel, ranks, threads.value, sweep.via, places, summary)
+
+
+def rank_threads(base: Config, cpus: Fact[int], ranks: int, environ: Mapping[str, str]) -> Fact[int]:
+    """Return the threads of each rank of a run, as the run itself will choose them."""
+    section = base.distributed
+    on_cpu = section.device == "cpu" or not expects_gpu(environ)
+    chosen = chosen_threads(section, requested_threads(environ), on_cpu, base.same)
+    return chosen or share_of_a_rank(cpus, None, ranks)
+
+
+def _ranks(sweep: SweepConfig, base: Config, gpus: int) -> int:
+    if sweep.ranks_per_trial == "all":
+        return default_nproc(base, gpus)
+    if sweep.ranks_per_trial != "auto":
+        return sweep.ranks_per_trial
+    world = base.distributed.world_size
+    return 1 if world == "auto" else world
+
+
+def _summary(parallel: int, ranks: int, threads: Fact[int], cpus: Fact[int], gpus: int) -> str:
+    """One line: what runs at once, and whether that is more than there is."""
+    needed = parallel * ranks * threads.value
+    line = (
+        f"{counted(parallel, 'trial')} side by side, {counted(ranks, 'rank')} each, {counted(threads.value, 'thread')} each rank "
+        f"({threads.reason})"
+    )
+    if gpus:
+        line += f", on {parallel * ranks} of {gpus} GPUs"
+    if needed <= cpus.value:
+        return f"{line}: {needed} of {cpus.value} CPUs"
+    fix = max(1, cpus.value // (parallel * ranks))
+    return (
+        f"{line}: {needed} threads on {cpus.value} CPUs ({cpus.reason}), so that they wait for each other. Set "
+        f"distributed.threads_per_rank: {fix} in the base" + ("" if parallel == 1 else ", or a lower parallel")
+    )
+
+
+_BY_SLURM = ("slurm", "srun")
+_BY_HOSTS = ("mpirun", "ssh")
 
 
 def allocate(sweep: SweepConfig, base: Config, trials: int, environ: Mapping[str, str]) -> ResourcePlan:
@@ -62,10 +135,11 @@ def allocate(sweep: SweepConfig, base: Config, trials: int, environ: Mapping[str
         return pack(sweep, base, trials, environ)
     ranks = ranks_of(sweep, base)
     # Slurm places them: as many as may know nothing of each other.
-    fits = len(_hosted(sweep, base, ranks)) if sweep.hosts else sweep.round
+    places = _hosted(sweep, base, ranks) if sweep.hosts else (Place(_options(sweep, base, ranks)),)
+    fits = len(places) if sweep.hosts else sweep.round
     parallel = min(fits, sweep.round, trials) if sweep.parallel == "auto" else sweep.parallel
     summary = f"{counted(parallel, 'trial')} side by side, {counted(ranks, 'rank')} each, by {sweep.via}"
-    return ResourcePlan(parallel, ranks, threads=1, summary=summary)
+    return ResourcePlan(parallel, ranks, 1, sweep.via, places, summary)
 
 
 def ranks_of(sweep: SweepConfig, base: Config) -> int:

@@ -9,8 +9,8 @@ import pytest
 
 from samestep.errors import ConfigError
 from samestep.sweep.loading import LoadedSweep, load_sweep
+from samestep.sweep.placing import allocate
 from samestep.sweep.run_spec import RunSpec
-from samestep.sweep.via import Places, allocate
 
 
 def loaded(folder: Path, base: str = "", **values: Any) -> LoadedSweep:
@@ -26,10 +26,9 @@ def launches(folder: Path, base: str = "", **values: Any) -> list[str]:
     """What follows the config and the run's own overrides, for each of the trials side by side."""
     found = loaded(folder, base, **{"parallel": 1, **values})
     shared = allocate(found.sweep, found.base, 20, {})
-    places = Places(found.sweep, found.base, shared.ranks)
     spec = RunSpec("trial 0", Path("base.yaml"), (), Path("run"), shared.ranks, Path("asked"))
     slots = range(shared.parallel)
-    words = [" ".join(places.placed(spec, slot).words()) for slot in slots]
+    words = [" ".join(shared.placed(spec, slot).words()) for slot in slots]
     return [line.replace("base.yaml ", "").replace('run_dir="run" --ask asked', "*") for line in words]
 
 
