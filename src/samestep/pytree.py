@@ -193,6 +193,12 @@ def signature(data: Any) -> Any:
     return data if data is None or isinstance(data, (bool, int, float)) else type(data)
 
 
+def same_bits(left: Tensor, right: Tensor) -> bool:
+    """Return whether two tensors have one type, shape, device and bits: NaN equals itself, -0.0 is not 0.0."""
+    kinds = [(tensor.shape, tensor.dtype, tensor.device) for tensor in (left, right)]
+    return kinds[0] == kinds[1] and torch.equal(*(t.detach().reshape(-1).view(torch.uint8) for t in (left, right)))
+
+
 def digest(data: Any) -> str:
     """Return a short name for the content."""
     state = hashlib.blake2b(digest_size=8)

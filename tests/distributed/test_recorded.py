@@ -26,8 +26,7 @@ def _train(config: dict[str, Any], record: str, recorded: tuple[int, ...]) -> No
     from samestep.reduce.gradients import Grads, RecordedSums, add_grads
     from samestep.reduce.stats import EMPTY, LaneStats
     from samestep.step.engine import LossFunction
-    from samestep.step.lane_passes import LanePasses
-    from samestep.step.whole_lanes import WholeLanes
+    from samestep.step.lane_passes import LanePasses, WholeLanes
     from samestep.train.train_once import train_once
 
     eagerly = WholeLanes.run_step

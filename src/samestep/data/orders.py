@@ -11,7 +11,6 @@ the same number of indices in every epoch; it may repeat or leave out samples.
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
-from typing import overload
 
 import numpy as np
 from numpy.typing import NDArray
@@ -102,51 +101,22 @@ def by_lane(samples: int, global_batch: int, lanes: int) -> Order:
             f"fewer than its {plan.lane_batch} of a global batch of {global_batch}. Use a smaller "
             "global_batch, or more data"
         )
-    return lambda seed, epoch: _LaneOrder(samples, plan, derive(seed, "lane parts"), epoch)
+    size, steps = plan.lane_batch, samples // lanes // plan.lane_batch
+
+    def order(seed: int, epoch: int) -> Indices:
+        root, parts = derive(seed, "lane parts"), []
+        for lane in range(lanes):
+            part = lane_part(samples, lanes, lane)
+            drawn = order_rng(derive(root, lane), epoch).permutation(len(part))
+            parts.append(part.start + drawn[: steps * size].reshape(steps, size))
+        return np.stack(parts, axis=1).reshape(-1)
+
+    return order
 
 
 def lane_part(samples: int, lanes: int, lane: int) -> range:
     """Return the samples that a lane visits with `by_lane`."""
     return range(lane * samples // lanes, (lane + 1) * samples // lanes)
-
-
-class _LaneOrder(Sequence[int]):
-    """Positions are computed when they are asked for: a rank shuffles the parts of its own lanes only."""
-
-    def __init__(self, samples: int, plan: BatchPlan, seed: int, epoch: int) -> None:
-        self._samples, self._plan, self._seed, self._epoch = samples, plan, seed, epoch
-        self._steps = samples // plan.lane_count // plan.lane_batch
-        self._shuffled: dict[int, Indices] = {}
-
-    def __len__(self) -> int:
-        return self._steps * self._plan.global_batch
-
-    @overload
-    def __getitem__(self, place: int) -> int: ...
-    @overload
-    def __getitem__(self, place: slice) -> list[int]: ...
-
-    def __getitem__(self, place: int | slice) -> int | list[int]:
-        if isinstance(place, int):
-            return self._at(np.array([range(len(self))[place]]))[0]
-        return self._at(np.arange(*place.indices(len(self))))
-
-    def _at(self, positions: Indices) -> list[int]:
-        step, within = np.divmod(positions, self._plan.global_batch)
-        lane, offset = np.divmod(within, self._plan.lane_batch)
-        found = np.empty_like(positions)
-        for number in np.unique(lane).tolist():
-            here = lane == number
-            found[here] = self._part(number)[step[here] * self._plan.lane_batch + offset[here]]
-        numbers: list[int] = found.tolist()
-        return numbers
-
-    def _part(self, lane: int) -> Indices:
-        if lane not in self._shuffled:
-            part = lane_part(self._samples, self._plan.lane_count, lane)
-            rng = order_rng(derive(self._seed, lane), self._epoch)
-            self._shuffled[lane] = part.start + rng.permutation(len(part))
-        return self._shuffled[lane]
 
 
 def _codes(names: Sequence[Hashable]) -> Indices:

@@ -6,10 +6,10 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import NamedTuple
 
-import torch
 from torch import Tensor, nn
 
 from samestep.errors import TaskError
+from samestep.pytree import same_bits
 
 
 @contextmanager
@@ -60,7 +60,7 @@ class BufferSnapshot:
         if name not in self._before or now is None:
             return is_cache
         before = self._copies[name]
-        return _same_bits(now.tensor, before) or (is_cache and now.tensor.shape != before.shape)
+        return same_bits(now.tensor, before) or (is_cache and now.tensor.shape != before.shape)
 
     def restore(self) -> None:
         """Put them back as they were, each into the tensor that held it."""
@@ -94,13 +94,3 @@ def _buffers(modules: Sequence[nn.Module]) -> dict[str, _Buffer]:
                 if tensor is not None:
                     found[".".join(filter(None, (label, path, key)))] = _Buffer(owner, key, tensor)
     return found
-
-
-def _same_bits(left: Tensor, right: Tensor) -> bool:
-    kinds = [(tensor.shape, tensor.dtype, tensor.device) for tensor in (left, right)]
-    # By their bits: NaN is not equal to itself, and -0.0 is to 0.0.
-    return kinds[0] == kinds[1] and torch.equal(_bits(left), _bits(right))
-
-
-def _bits(tensor: Tensor) -> Tensor:
-    return tensor.detach().contiguous().view(-1).view(torch.uint8)

@@ -8,8 +8,8 @@ host waits for the decision.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,12 +20,51 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from samestep.errors import StepError
 from samestep.optim.clipping import Clipping
-from samestep.optim.device_lr import DeviceRates
 from samestep.optim.loop_calls import move
 from samestep.optim.nonfinite import FiniteGuard
 from samestep.reduce.scaling import Scaling
 from samestep.reduce.stats import LocalStats
 from samestep.reduce.stats_ring import ReplayedStats
+
+
+def takes_rate_from_device(optimizer: Optimizer) -> bool:
+    """Return whether the optimizer reads its rates on the device: fused and capturable ones do."""
+    return all(bool(group.get("fused")) or bool(group.get("capturable")) for group in optimizer.param_groups)
+
+
+class DeviceRates:
+    """The rates of the optimizers that can read them on a GPU, where a CUDA graph finds them at each replay.
+
+    Whether a step is replayed or not, they are rounded to float32 there: both give the same bits.
+    Schedules still see plain numbers.
+    """
+
+    def __init__(self, optimizers: Sequence[Optimizer], device: torch.device) -> None:
+        self._groups: list[dict[str, Any]] = []
+        if device.type == "cuda":
+            able = [optimizer for optimizer in optimizers if takes_rate_from_device(optimizer)]
+            self._groups = [group for optimizer in able for group in optimizer.param_groups]
+        self._known: list[float] = [float(group["lr"]) for group in self._groups]
+        self._tensors: list[Tensor] = [torch.tensor(rate, dtype=torch.float32, device=device) for rate in self._known]
+
+    def refresh(self) -> None:
+        """Bring what a schedule has changed to the device."""
+        for place, group in enumerate(self._groups):
+            if group["lr"] != self._known[place]:
+                self._known[place] = float(group["lr"])
+                self._tensors[place].fill_(self._known[place])
+
+    @contextmanager
+    def put(self) -> Iterator[None]:
+        """Let optimizers see the tensors; schedules see the numbers, also those not brought to the device yet."""
+        numbers = [group["lr"] for group in self._groups]
+        for group, tensor in zip(self._groups, self._tensors, strict=True):
+            group["lr"] = tensor
+        try:
+            yield
+        finally:
+            for group, rate in zip(self._groups, numbers, strict=True):
+                group["lr"] = rate
 
 
 @dataclass(slots=True)
@@ -69,7 +108,6 @@ class Update:
         clipping: Clipping,
         scaling: Scaling,
         guard: FiniteGuard,
-        rates: DeviceRates,
         device: torch.device,
         stepping: Stepping = nullcontext,
         before_change: Callable[[int], None] = lambda step: None,
@@ -82,7 +120,7 @@ class Update:
         """
         self._optimizers, self._schedules = optimizers, schedules
         self._clipping, self._scaling, self._guard = clipping, scaling, guard
-        self._rates = rates
+        self._rates = DeviceRates(optimizers, device)
         self._stepping = stepping
         self._before_change, self._after_update = before_change, after_update
         on_gpu = device.type == "cuda"
@@ -164,14 +202,10 @@ class Update:
     def _clip_and_step(self, chosen: Sequence[Optimizer]) -> Tensor | None:
         found = self._scaling.found
         norms = self._clipping.apply(found)
-        self._rates.put()
-        try:
-            stepped = chosen or self._optimizers
-            with self._stepping(stepped):
-                for optimizer in stepped:
-                    _step(optimizer, found if self._decided_on_device else None)
-        finally:
-            self._rates.put_back()
+        stepped = chosen or self._optimizers
+        with self._rates.put(), self._stepping(stepped):
+            for optimizer in stepped:
+                _step(optimizer, found if self._decided_on_device else None)
         return norms
 
     def _follow(self, step: int, optimizers: Sequence[Optimizer]) -> None:

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from samestep.distributed.collectives import Collectives
 from samestep.errors import TaskError
+from samestep.pytree import same_bits
 from samestep.reduce.buffer_lists import BufferLists
 from samestep.reduce.buffer_slots import DECLARATION, BufferSlot, Concatenate, current, empty_slots, find_slots
 from samestep.reduce.buffer_sums import BufferSums
@@ -302,7 +303,7 @@ class LaneBuffers:
         if not large:
             return
         bases = {id(tensor): base for tensor, base in zip(self._tensors, self._base, strict=True)}
-        self._constant = [pair for pair in large if _same_bits(pair[1], bases[id(pair[1])])]
+        self._constant = [pair for pair in large if same_bits(pair[1], bases[id(pair[1])])]
         constant = {id(slot) for slot, _ in self._constant}
         for slot, own in large:
             if id(slot) not in constant and own.is_floating_point():
@@ -329,11 +330,6 @@ class LaneBuffers:
                     f"buffer {slot.path} was None when the run was prepared and holds a tensor now: "
                     "give it its shape with register_buffer, so that lanes can be joined"
                 )
-
-
-def _same_bits(left: Tensor, right: Tensor) -> bool:
-    as_bytes = [tensor.contiguous().view(-1).view(torch.uint8) for tensor in (left, right)]
-    return torch.equal(*as_bytes)
 
 
 def _lists(

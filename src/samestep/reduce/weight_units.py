@@ -70,7 +70,7 @@ def blocks_of(model: nn.Module, patterns: Sequence[str]) -> dict[str, nn.Module]
     Raises:
         TaskError: A pattern matches no module.
     """
-    return _matching(model, patterns) if patterns else _found(model)
+    return matching_modules(model, patterns, "distributed.shard_blocks") if patterns else _found(model)
 
 
 def refuse_checkpoints_around(units: Sequence[Unit], patterns: Sequence[str]) -> None:
@@ -103,14 +103,15 @@ def _refuse_shared_memory(params: Named) -> None:
             )
 
 
-def _matching(model: nn.Module, patterns: Sequence[str]) -> dict[str, nn.Module]:
+def matching_modules(model: nn.Module, patterns: Sequence[str], key: str) -> dict[str, nn.Module]:
+    """Return the modules that the patterns of a config key name; of nested ones the outermost."""
     modules = {name: module for name, module in model.named_modules() if name}
     for pattern in patterns:
         if not any(fnmatchcase(name, pattern) for name in modules):
             known = ", ".join(name for name in modules if "." not in name)
             raise TaskError(
-                f"distributed.shard_blocks: {pattern!r} matches no module; the model has {known}, and what is "
-                "inside of them"
+                f"{key}: {pattern!r} matches no module; the model has "
+                + (f"{known}, and what is inside of them" if known else "none inside of it")
             )
     found = [name for name in modules if any(fnmatchcase(name, p) for p in patterns)]
     return {name: modules[name] for name in found if not any(name.startswith(f"{outer}.") for outer in found)}

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from fnmatch import fnmatchcase
 from functools import partial
 from typing import Any
 
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from samestep.errors import TaskError
 from samestep.pytree import map_leaves
 from samestep.reduce.buffer_slots import keep_buffers
+from samestep.reduce.weight_units import matching_modules
 from samestep.step.lane_scope import scope_of_body
 from samestep.step.lane_tensor import LaneTensor, lane_tensor, lanes_of
 
@@ -23,21 +22,10 @@ def checkpoint_activations(model: nn.Module, patterns: Sequence[str]) -> list[st
 
     Of nested modules only the outermost is changed.
     """
-    chosen: list[str] = []
-    modules = dict(model.named_modules())
-    for pattern in patterns:
-        if not any(name and fnmatchcase(name, pattern) for name in modules):
-            known = ", ".join(name for name in modules if name and "." not in name)
-            raise TaskError(
-                f"memory.checkpoint: {pattern!r} matches no module; the model has "
-                + (f"{known}, and what is inside of them" if known else "none inside of it")
-            )
-    for name, module in modules.items():
-        inside = any(name.startswith(f"{outer}.") for outer in chosen)
-        if name and not inside and any(fnmatchcase(name, pattern) for pattern in patterns):
-            module.forward = partial(_computed_again, module, module.forward)
-            chosen.append(name)
-    return chosen
+    chosen = matching_modules(model, patterns, "memory.checkpoint")
+    for module in chosen.values():
+        module.forward = partial(_computed_again, module, module.forward)
+    return list(chosen)
 
 
 def _computed_again(module: nn.Module, forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch.overrides import TorchFunctionMode, _get_current_function_mode
 
+from samestep.step.lane_scope import LaneScope
 from samestep.step.lane_tensor import LaneTensor, call_per_lane, lanes_of
 from samestep.step.torch_functions import RANDOM, changes_first
 
@@ -19,30 +20,10 @@ _HARMLESS = ("zero_", "_foreach_zero_")
 _SET_GRAD: Any = vars(torch._C.TensorBase)["grad"].__set__
 
 
-class Body(Protocol):
-    """The interface of a loop's body to the functions called in it."""
-
-    uneven: bool
-    """Whether lengths differ among lanes."""
-
-    @property
-    def is_put_off(self) -> bool:
-        """Return whether operations wait for the backward pass."""
-
-    def make(self, func: Any, args: Any, kwargs: Any) -> Any:
-        """Draw by sizes."""
-
-    def run_now(self, why: str) -> None:
-        """Run what was put off."""
-
-    def warn_of_one_draw(self, name: str) -> None:
-        """An ordinary tensor was drawn, or changed by a draw."""
-
-
 class BodyMode(TorchFunctionMode):
     """While a body runs: what torch functions without a tensor of lanes do differently there."""
 
-    def __init__(self, body: Body, refuse: Callable[[Any, str, Any], None] | None = None) -> None:
+    def __init__(self, body: LaneScope, refuse: Callable[[Any, str, Any], None] | None = None) -> None:
         """Args:
         body: What is running.
         refuse: Raises for a function, with its name and arguments, that the body may not call.

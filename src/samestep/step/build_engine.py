@@ -21,7 +21,6 @@ from samestep.data.device import DeviceCopies
 from samestep.errors import TaskError
 from samestep.lanes.random_streams import UPDATE
 from samestep.optim.clipping import Clipping
-from samestep.optim.device_lr import DeviceRates
 from samestep.optim.joint_updates import refuse_joint_updates
 from samestep.optim.loop_calls import OptimizerCalls
 from samestep.optim.loss_scale import CheckedScaling, LossScale
@@ -42,12 +41,12 @@ from samestep.step.forward_check import ForwardCheck
 from samestep.step.global_batchnorm import GlobalBatchNorm
 from samestep.step.global_loss import GlobalSteps
 from samestep.step.graphs import GraphedSteps, why_no_graph
+from samestep.step.lane_passes import WholeLanes
 from samestep.step.lanes_together import LanesTogether
 from samestep.step.loss_terms import LossTerms, NamedLosses, OneLoss, ReductionCheckedTerms
 from samestep.step.micro_batches import MicroBatches
 from samestep.step.run_objects import give_memory, refuse_unsupported, sorted_by_kind, trainable
 from samestep.step.step_log import StepLog
-from samestep.step.whole_lanes import WholeLanes
 
 Owns = Callable[[Tensor], bool]
 Restore = Callable[[Sequence[nn.Module], Sequence[Optimizer], Sequence[LRScheduler], Owns], None]
@@ -67,7 +66,6 @@ class Prepared:
     guard: FiniteGuard
     clipping: Clipping
     scaling: Scaling
-    rates: DeviceRates
     calls: OptimizerCalls
     runner: LaneRunner
     terms: LossTerms
@@ -133,7 +131,6 @@ def prepare(setup: RunSetup, objects: Sequence[Any], restore: Restore, is_resume
         guard=FiniteGuard(context, modules, 2 * config.log_every + 1, scaling),
         clipping=_clipping(config.clip, optimizers, context.device, reduction.sharding),
         scaling=scaling,
-        rates=DeviceRates(optimizers, context.device),
         calls=OptimizerCalls(optimizers),
         runner=_runner(setup, parts_of_run, params, optimizers, batchnorm),
         terms=terms,
@@ -203,12 +200,12 @@ def _runner(
 ) -> LaneRunner:
     """Return how lanes run, as configured."""
     if _uses_graphs(setup, optimizers, batchnorm):
-        return GraphedSteps(setup.context, setup.precision, modules, setup.config)
+        return GraphedSteps(setup.context, modules, setup.config)
     if batchnorm is not None:
-        return LanesTogether(setup.precision)
+        return LanesTogether()
     if setup.config.memory.lane_split != 1:
         return MicroBatches(setup, modules, params)
-    return WholeLanes(setup.precision)
+    return WholeLanes()
 
 
 def build_engine(
@@ -277,7 +274,6 @@ def _update(setup: RunSetup, prepared: Prepared, draws: bool, after_update: Call
         prepared.clipping,
         prepared.scaling,
         prepared.guard,
-        prepared.rates,
         setup.context.device,
         (lambda stepped: ours()) if sharding is None else partial(sharding.stepping, ours),
         # Else what is drawn there would depend on which lane was this rank's last.

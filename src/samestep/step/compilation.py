@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from fnmatch import fnmatchcase
 from typing import Any
 
 import torch
@@ -11,7 +10,7 @@ from torch import nn
 
 from samestep.config import Config
 from samestep.errors import TaskError
-from samestep.reduce.weight_units import blocks_of
+from samestep.reduce.weight_units import blocks_of, matching_modules
 
 _COMPILED_SHAPES = 64
 
@@ -45,12 +44,7 @@ def compile_model(model: nn.Module, config: Config) -> None:
 
 
 def _refuse_checkpoints_inside(model: nn.Module, blocks: Iterable[str], patterns: Sequence[str]) -> None:
-    blocks, chosen = list(blocks), list[str]()
-    for name, _ in model.named_modules():
-        is_named = bool(name) and any(fnmatchcase(name, pattern) for pattern in patterns)
-        if not is_named or any(name.startswith(f"{outer}.") for outer in chosen):
-            continue
-        chosen.append(name)
+    for name in matching_modules(model, patterns, "memory.checkpoint"):
         if any(name.startswith(f"{block}.") for block in blocks):
             raise TaskError(
                 f"memory.checkpoint names {name}, which is inside of a block that speed.compile: blocks compiles: name "

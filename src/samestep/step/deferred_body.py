@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from itertools import count
-from typing import Any, Protocol
+from typing import Any
 from weakref import ReferenceType, ref
 
 import torch
@@ -30,8 +30,8 @@ from samestep.step.body_trace import (
     places_of,
     with_places,
 )
-from samestep.step.engine import LossFunction
 from samestep.step.graph_nodes import reached_from
+from samestep.step.graphs import GraphedSteps
 from samestep.step.lane_passes import LanePasses
 from samestep.step.lane_tensor import LaneSize, LaneTensor, LaneValue, lane_tensor
 from samestep.step.loss_terms import LossValue
@@ -47,20 +47,10 @@ _METADATA = frozenset(
 """Functions whose result follows from shapes and types."""
 
 
-class GraphRunner(Protocol):
-    """Replays a step up to its gradients."""
-
-    def reduce(self, passes: LanePasses, loss: LossFunction) -> bool:
-        """Leave the mean over all lanes of all ranks in `.grad`, if the step is captured by now."""
-
-    def refuse(self, what: str, why: str) -> None:
-        """Tell once why something is not captured; if it must be, raise that."""
-
-
 class KnownBodies:
     """The recorded bodies of a loop, over its steps."""
 
-    def __init__(self, runner: GraphRunner) -> None:
+    def __init__(self, runner: GraphedSteps) -> None:
         self.runner = runner
         self._traces: dict[Any, BodyTrace] = {}
         self._changes = 0

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from samestep.errors import TaskError
+from samestep.pytree import same_bits
 from samestep.reduce.owners import is_held
 
 _SHOWN = 3
@@ -151,7 +152,7 @@ class ForwardCheck:
             # A cache that grows has another shape, or was not there.
             if before is None or now is None or now.shape != before.shape:
                 continue
-            if now.dtype != before.dtype or _bytes(now) != _bytes(before):
+            if not same_bits(now, before):
                 raise TaskError(
                     f"the forward pass of lane {lane} changed the buffer {path}, which is registered with "
                     "persistent=False: no checkpoint holds it, and lanes are not joined in it. Register "
@@ -170,10 +171,6 @@ def _refuse_sparse(name: str, grad: Tensor) -> None:
         raise TaskError(
             f"parameter {name} got a sparse gradient, but lanes are added up as dense ones: use sparse=False"
         )
-
-
-def _bytes(tensor: Tensor) -> bytes:
-    return tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().tobytes()
 
 
 def _sum(tensor: Tensor) -> Tensor:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import cached_property
+from functools import cache, cached_property
 from typing import Any
 
 from samestep.data.batch import LaneBatch, Moment
@@ -12,46 +12,33 @@ from samestep.reduce.lane_rows import LaneRows
 Gather = Callable[[str, Mapping[int, Any]], Any]
 
 
-class _GatheredItems(Mapping[str, Any]):
-    """The items of all lanes' batches, each gathered when it is first read: pictures, most often, are not."""
+class _Gathered:
+    """Items of all lanes' batches, each gathered when it is first read: pictures, most often, are not."""
 
-    def __init__(self, gather: Gather, mine: Mapping[int, Any], names: list[str]) -> None:
-        self._gather, self._mine, self._names = gather, mine, names
-        self._found: dict[str, Any] = {}
+    def __init__(self, gather: Gather, mine: Mapping[int, Any], keys: Sequence[Any]) -> None:
+        self._keys = keys
+        self._of = cache(lambda key: gather(f"batch.data[{key!r}]", {lane: data[key] for lane, data in mine.items()}))
 
+    def __len__(self) -> int:
+        return len(self._keys)
+
+
+class _GatheredItems(_Gathered, Mapping[str, Any]):
     def __getitem__(self, name: str) -> Any:
-        if name not in self._names:
+        if name not in self._keys:
             raise KeyError(name)
-        if name not in self._found:
-            mine = {lane: data[name] for lane, data in self._mine.items()}
-            self._found[name] = self._gather(f"batch.data[{name!r}]", mine)
-        return self._found[name]
+        return self._of(name)
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self._names)
-
-    def __len__(self) -> int:
-        return len(self._names)
+        return iter(self._keys)
 
 
-class _GatheredEntries(Sequence[Any]):
+class _GatheredEntries(_Gathered, Sequence[Any]):
     """The same for tuples and lists."""
 
-    def __init__(self, gather: Gather, mine: Mapping[int, Any], size: int) -> None:
-        self._gather, self._mine, self._size = gather, mine, size
-        self._found: dict[int, Any] = {}
-
     def __getitem__(self, place: Any) -> Any:
-        if isinstance(place, slice):
-            return [self[at] for at in range(self._size)[place]]
-        at = range(self._size)[place]
-        if at not in self._found:
-            mine = {lane: data[at] for lane, data in self._mine.items()}
-            self._found[at] = self._gather(f"batch.data[{at}]", mine)
-        return self._found[at]
-
-    def __len__(self) -> int:
-        return self._size
+        at = self._keys[place]
+        return [self._of(one) for one in at] if isinstance(place, slice) else self._of(at)
 
 
 class GlobalBatch:
@@ -92,7 +79,7 @@ class GlobalBatch:
         if type(like) is dict:
             return _GatheredItems(self._gather, mine, list(like))
         if type(like) in (tuple, list):
-            return _GatheredEntries(self._gather, mine, len(like))
+            return _GatheredEntries(self._gather, mine, range(len(like)))
         return self._gather("batch.data", mine)
 
     def __len__(self) -> int:

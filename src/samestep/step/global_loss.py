@@ -25,7 +25,7 @@ from samestep.losses.contrastive import sharing
 from samestep.pytree import leaves, map_leaves, tensors
 from samestep.reduce.buffer_slots import keep_buffers
 from samestep.reduce.lane_rows import LaneRows
-from samestep.reduce.shared_rows import LaneBlocks
+from samestep.reduce.lane_sum import LaneBlocks
 from samestep.reduce.stats import LaneStats
 from samestep.run_setup import RunSetup
 from samestep.step.engine import LaneRunner
@@ -154,15 +154,13 @@ class GlobalSteps:
         return embedded
 
     def _forward(self, passes: LanePasses, batch: LaneBatch, embed: Embed) -> Any:
-        passes.enter_stream()
-        with passes.forward_scope(), self._setup.precision.forward():
+        with passes.forward():
             return joined([embed(piece) for piece in self._cut(passes, batch)])
 
     def _backward_again(self, passes: LanePasses, batch: LaneBatch, embed: Embed, whole: _WholeLoss) -> None:
         """Embed a lane a second time, and backpropagate it."""
-        passes.enter_stream()
         pieces, begin = self._cut(passes, batch), 0
-        with passes.forward_scope(), self._setup.precision.forward():
+        with passes.forward():
             for piece in pieces[:-1]:
                 with passes.piece_scope():
                     part = whole.part(batch.lane, embed(piece), begin, len(piece))

@@ -19,16 +19,14 @@ from samestep.config import Config
 from samestep.data.batch import LaneBatch
 from samestep.distributed.context import RunContext
 from samestep.errors import GraphError
-from samestep.optim.device_lr import takes_rate_from_device
-from samestep.optim.precision import Precision
+from samestep.optim.update import takes_rate_from_device
 from samestep.pytree import leaves, signature
 from samestep.reduce.buffer_slots import keep_buffers
 from samestep.step.capture import capture, fresh_stream
 from samestep.step.captured_constants import CapturedConstants, loss_code
 from samestep.step.engine import LossFunction, StepEngine
-from samestep.step.lane_passes import LanePasses
+from samestep.step.lane_passes import LanePasses, WholeLanes
 from samestep.step.recorded_step import RecordedLanes, RecordedStep, host_generators, refuse_other_numbers
-from samestep.step.whole_lanes import WholeLanes
 
 _OWNERS_STEP = "distributed.shard: optimizer lets owners step, and send their weights"
 _WARM_UP = 3
@@ -77,8 +75,7 @@ def why_no_update(optimizers: Sequence[Optimizer]) -> str | None:
 class GraphedSteps(WholeLanes):
     """Runs steps eagerly at first, and then by replay."""
 
-    def __init__(self, context: RunContext, precision: Precision, modules: Sequence[nn.Module], config: Config) -> None:
-        super().__init__(precision)
+    def __init__(self, context: RunContext, modules: Sequence[nn.Module], config: Config) -> None:
         self._strict = config.speed.graph is True
         self.needs_function = "speed.graph: true" if self._strict else ""
         self._context, self._modules = context, modules

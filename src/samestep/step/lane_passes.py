@@ -6,7 +6,7 @@ What users call is `Step`; this is what it, the lane runners and the run are wri
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, contextmanager
 
 from torch import Tensor
 from torch.optim import Optimizer
@@ -67,12 +67,9 @@ class LanePasses:
 
     def lanes(self) -> Iterator[LaneBatch]:
         """This rank's batches on the device, each inside its lane's forward scope."""
-        for position in range(len(self.data.units)):
-            batch = self.batches.on_device(self.enter_lane(position))
-            self.enter_stream()
-            with self.forward_scope(), self.engine.setup.precision.forward():
-                yield batch
-        self.leave_lanes()
+        for batch in self.enter_lanes():
+            with self.forward():
+                yield self.batches.on_device(batch)
 
     def _begin(self, adds: bool = False, in_body: bool = False) -> None:
         if not self._begun:
@@ -96,10 +93,15 @@ class LanePasses:
             self.engine.watch.enter_lane(self.data.index, unit)
         return batch
 
-    def enter_stream(self) -> None:
-        """Put the generators at the start of the open lane's stream."""
+    @contextmanager
+    def forward(self) -> Iterator[None]:
+        """Around the open lane's forward pass: its random numbers, its precision, and whether its gradients leave."""
         assert self._open is not None, "a lane draws only while it is open"
-        self.engine.setup.rng.enter(MODEL, self._open, at=(self.data.index,))
+        engine = self.engine
+        engine.setup.rng.enter(MODEL, self._open, at=(self.data.index,))
+        is_last = self._open == self.data.units[-1]
+        with engine.reduction.gradients.forward_scope(is_last), engine.setup.precision.forward():
+            yield
 
     def again(self) -> None:
         """Let the open lane begin once more: what it has computed counts for nothing."""
@@ -123,10 +125,6 @@ class LanePasses:
         if self.engine.draws_between:
             # Else what is drawn there would depend on which lane was this rank's last.
             self.engine.setup.rng.enter(BETWEEN, at=(self.data.index,))
-
-    def forward_scope(self) -> AbstractContextManager[None]:
-        """Around the open lane's forward pass: whether its gradients leave for other ranks."""
-        return self.engine.reduction.gradients.forward_scope(self._open == self.data.units[-1])
 
     # -- backward --------------------------------------------------------------------------
 
@@ -361,3 +359,19 @@ class LanePasses:
         if self._open in self._lane_stats:
             raise StepError(f"lane {self._open} was backpropagated twice: add the losses up")
         return self._open
+
+
+class WholeLanes:
+    """Runs every lane at once, eagerly."""
+
+    needs_function = ""
+
+    def run_step(self, passes: LanePasses, loss: LossFunction) -> None:
+        for batch in passes.enter_lanes():
+            with passes.forward():
+                self.run_lane(passes, passes.batches.on_device(batch), loss)
+        passes.update()
+
+    def run_lane(self, passes: LanePasses, batch: LaneBatch, loss: LossFunction) -> None:
+        """Run the forward and backward pass of the open lane, whose batch is on the device."""
+        passes.backward(loss(batch))

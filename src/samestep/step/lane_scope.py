@@ -28,12 +28,25 @@ class Pending(Protocol):
 
 
 class LaneScope(Protocol):
-    """The interface of a loop's body to functions that run once per lane."""
+    """The interface of a loop's body to the functions called in it."""
 
     uneven: bool
     """Whether lengths differ among lanes."""
     leaves: LaneLeaves | None
     """What lanes compute with in place of the parameters, if their graphs meet."""
+
+    @property
+    def is_put_off(self) -> bool:
+        """Return whether operations wait for the backward pass."""
+
+    def make(self, func: Any, args: Any, kwargs: Any) -> Any:
+        """Draw by sizes."""
+
+    def run_now(self, why: str) -> None:
+        """Run what was put off."""
+
+    def warn_of_one_draw(self, name: str) -> None:
+        """An ordinary tensor was drawn, or changed by a draw."""
 
     def run_operation(self, func: Any, args: Any, kwargs: Any, lanes: Lanes, draws: bool) -> Any:
         """Run a torch function once per lane; `draws` if it may draw random numbers."""

@@ -7,7 +7,6 @@ from typing import Any, TypeVar
 
 from samestep.data.batch import LaneBatch, Moment
 from samestep.errors import StepError
-from samestep.optim.precision import Precision
 from samestep.step.engine import LossFunction
 from samestep.step.lane_passes import LanePasses
 from samestep.step.lane_tensor import LaneValue
@@ -22,8 +21,8 @@ class LanesTogether:
 
     needs_function = ""
 
-    def __init__(self, precision: Precision) -> None:
-        self._precision, self._calls = precision, ModuleCalls([])
+    def __init__(self) -> None:
+        self._calls = ModuleCalls([])
 
     def run_step(self, passes: LanePasses, loss: LossFunction) -> None:
         body, value = self.forward(passes, loss)
@@ -37,7 +36,7 @@ class LanesTogether:
         body = LoopBody(passes, self._calls)
         data = body.enter()
         try:
-            with self._precision.forward():
+            with passes.engine.setup.precision.forward():
                 return body, function(BatchOfLanes(body, data, passes.moment))
         finally:
             body.leave()

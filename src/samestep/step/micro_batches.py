@@ -15,8 +15,7 @@ from samestep.pytree import take_samples
 from samestep.reduce.buffer_slots import keep_buffers
 from samestep.run_setup import RunSetup
 from samestep.step.engine import LossFunction
-from samestep.step.lane_passes import LanePasses
-from samestep.step.whole_lanes import WholeLanes
+from samestep.step.lane_passes import LanePasses, WholeLanes
 
 
 class MicroBatches(WholeLanes):
@@ -28,7 +27,6 @@ class MicroBatches(WholeLanes):
     needs_function = "memory.lane_split"
 
     def __init__(self, setup: RunSetup, modules: Sequence[nn.Module], params: Sequence[nn.Parameter]) -> None:
-        super().__init__(setup.precision)
         split, lane_batch = setup.config.memory.lane_split, setup.batch.lane_batch
         if split != "auto" and int(split) > lane_batch:
             raise TaskError(
@@ -42,12 +40,10 @@ class MicroBatches(WholeLanes):
         self.is_searched = split == "auto"
 
     def run_lane(self, passes: LanePasses, batch: LaneBatch, loss: LossFunction) -> None:
-        pieces = self.cut(passes.batches.on_device(batch))
+        pieces = self.cut(batch)
         if len(pieces) == 1:
             super().run_lane(passes, batch, loss)
-            return
-        passes.enter_stream()
-        with passes.forward_scope(), self._precision.forward():
+        else:
             passes.backward_in_pieces(pieces, loss)
 
     def run_step(self, passes: LanePasses, loss: LossFunction) -> None:

@@ -16,6 +16,7 @@ from samestep.errors import ConfigError, Mistake, TextError
 from samestep.parsing.files import read_text
 from samestep.parsing.json_text import read_json_lines
 from samestep.parsing.limits import short
+from samestep.pytree import same_bits
 from samestep.run.saved_files import Saved
 from samestep.run.state_tensors import MODULES
 from samestep.train.record import RunRecord
@@ -85,13 +86,6 @@ def relative_distance(left: Tensor, right: Tensor) -> float:
     if gap == 0.0:
         return 0.0
     return gap / size if size else math.inf
-
-
-def same_bits(left: Tensor, right: Tensor) -> bool:
-    """Return whether two tensors have the same type, shape and bits."""
-    if left.dtype != right.dtype or left.shape != right.shape:
-        return False
-    return torch.equal(left.reshape(-1).view(torch.uint8), right.reshape(-1).view(torch.uint8))
 
 
 def different_tensors(left: Mapping[str, Tensor], right: Mapping[str, Tensor]) -> list[str]:

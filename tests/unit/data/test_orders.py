@@ -24,6 +24,7 @@ random_orders = pytest.mark.parametrize("make", RANDOM_ORDERS.values(), ids=RAND
 
 def test_the_order_of_existing_runs_does_not_change():
     assert list(shuffled(10)(0, 0)) == [4, 8, 2, 7, 6, 5, 3, 9, 1, 0]
+    assert list(by_lane(13, 6, 3)(5, 2)) == [0, 1, 5, 7, 9, 10, 3, 2, 6, 4, 8, 11]
 
 
 @given(st.integers(1, 200), seeds, st.integers(0, 1000))
@@ -117,19 +118,12 @@ def test_by_lane_gives_each_lane_samples_of_its_own_part(lanes, lane_batch, more
     for position, sample in enumerate(order):
         lane = position // lane_batch % lanes
         assert sample in lane_part(samples, lanes, lane)
-    assert [order[at] for at in range(len(order))] == order[:]
 
 
 def test_by_lane_leaves_out_other_samples_in_every_epoch():
     order = by_lane(7, 4, 2)
     assert {len(order(0, epoch)) for epoch in range(9)} == {4}
     assert set().union(*(set(order(0, epoch)) for epoch in range(9))) == set(range(7))
-
-
-def test_by_lane_shuffles_only_the_lanes_that_are_asked_for():
-    order = by_lane(80, 8, 4)(0, 0)
-    order[2:4]
-    assert list(order._shuffled) == [1]
 
 
 def test_by_lane_refuses_lanes_without_a_whole_batch():

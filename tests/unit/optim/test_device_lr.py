@@ -7,7 +7,7 @@ import torch
 from torch import nn
 from torch.optim import SGD, AdamW, Optimizer
 
-from samestep.optim.device_lr import DeviceRates, takes_rate_from_device
+from samestep.optim.update import DeviceRates, takes_rate_from_device
 
 
 def optimizers() -> list[Optimizer]:
@@ -49,25 +49,22 @@ def on_device(monkeypatch: pytest.MonkeyPatch) -> list[Optimizer]:
 def test_optimizers_see_tensors_and_schedules_see_numbers(on_device: list[Optimizer]) -> None:
     rates = DeviceRates(on_device, torch.device("cuda"))
     able, other = on_device
-    rates.put()
-    assert [group["lr"].item() for group in able.param_groups] == pytest.approx([0.1, 0.2])
-    assert other.param_groups[0]["lr"] == 0.3, "it cannot read a tensor there"
-    rates.put_back()
+    with rates.put():
+        assert [group["lr"].item() for group in able.param_groups] == pytest.approx([0.1, 0.2])
+        assert other.param_groups[0]["lr"] == 0.3, "it cannot read a tensor there"
     assert [group["lr"] for group in able.param_groups] == [0.1, 0.2], "not rounded to float32"
 
 
 def test_a_changed_rate_reaches_the_same_memory(on_device: list[Optimizer]) -> None:
     rates = DeviceRates(on_device, torch.device("cuda"))
     able = on_device[0]
-    rates.put()
-    places = [group["lr"].data_ptr() for group in able.param_groups]
-    rates.put_back()
+    with rates.put():
+        places = [group["lr"].data_ptr() for group in able.param_groups]
     able.param_groups[1]["lr"] = 0.05
     rates.refresh()
-    rates.put()
-    assert [group["lr"].data_ptr() for group in able.param_groups] == places
-    assert [group["lr"].item() for group in able.param_groups] == pytest.approx([0.1, 0.05])
-    rates.put_back()
+    with rates.put():
+        assert [group["lr"].data_ptr() for group in able.param_groups] == places
+        assert [group["lr"].item() for group in able.param_groups] == pytest.approx([0.1, 0.05])
     assert [group["lr"] for group in able.param_groups] == [0.1, 0.05]
 
 
@@ -78,9 +75,9 @@ def test_a_capture_before_the_rates_are_brought_there_leaves_them_as_a_schedule_
     rates = DeviceRates(on_device, torch.device("cuda"))
     group = on_device[0].param_groups[0]
     group["lr"] = 0.05
-    rates.put()
-    rates.put_back()
+    with rates.put():
+        pass
     assert group["lr"] == 0.05
     rates.refresh()
-    rates.put()
-    assert group["lr"].item() == pytest.approx(0.05)
+    with rates.put():
+        assert group["lr"].item() == pytest.approx(0.05)

@@ -11,18 +11,18 @@ import torch
 from samestep import run_setup
 from samestep.config import load_config
 from samestep.distributed.context import SingleProcessContext
-from samestep.optim.kernels import Deterministic, _put_back, _settings, choose_kernels
+from samestep.optim.kernels import Deterministic, choose_kernels, put_back, torch_settings
 from samestep.optim.precision import choose_precision
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda:0")
 
 
 @pytest.fixture(autouse=True)
-def put_back(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def own_settings(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.delenv("CUBLAS_WORKSPACE_CONFIG", raising=False)
-    before = _settings()
+    before = torch_settings()
     yield
-    _put_back(before)
+    put_back(before)
     os.environ.pop("CUBLAS_WORKSPACE_CONFIG", None)
 
 
@@ -39,16 +39,16 @@ def test_matrix_products_on_a_gpu_round_to_tf32_only_if_requested(kind: str, rou
 
 @pytest.mark.parametrize(("deterministic", "warns"), [(True, False), ("warn", True)])
 def test_deterministic_kernels_are_put_back(deterministic: Deterministic, warns: bool) -> None:
-    before = _settings()
+    before = torch_settings()
     undo = choose_kernels(choose_precision("bf16", GPU), deterministic)
     assert torch.are_deterministic_algorithms_enabled()
     assert torch.is_deterministic_algorithms_warn_only_enabled() is warns
     assert torch.backends.cudnn.deterministic
     assert "CUBLAS_WORKSPACE_CONFIG" not in os.environ, "every product would parse it"
-    assert _settings()["fill"] is False
+    assert torch_settings()["fill"] is False
     undo()
     undo()
-    assert _settings() == before
+    assert torch_settings() == before
 
 
 def test_a_workspace_that_is_set_stays(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -58,19 +58,19 @@ def test_a_workspace_that_is_set_stays(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_on_a_cpu_nothing_is_changed() -> None:
-    before = _settings()
+    before = torch_settings()
     choose_kernels(choose_precision("tf32", CPU), deterministic=True)
-    assert _settings() == before
+    assert torch_settings() == before
 
 
 def test_a_context_that_is_closed_has_put_everything_back(monkeypatch: pytest.MonkeyPatch) -> None:
     config = load_config({"task": "t.py:T", "global_batch": 8, "epochs": 1})
     context = SingleProcessContext()
     context.device = GPU
-    before = _settings()
+    before = torch_settings()
     # The GPU's generators cannot be had here.
     monkeypatch.setattr(run_setup, "RngStreams", lambda seed, device: None)
     run_setup.RunSetup.create(config, context)
     assert torch.are_deterministic_algorithms_enabled()
     context.close()
-    assert _settings() == before
+    assert torch_settings() == before

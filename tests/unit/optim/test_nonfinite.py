@@ -15,7 +15,6 @@ from samestep.config.optim import ClipConfig
 from samestep.distributed.context import SingleProcessContext
 from samestep.errors import NonFiniteLoss
 from samestep.optim.clipping import Clipping
-from samestep.optim.device_lr import DeviceRates
 from samestep.optim.loss_scale import CheckedScaling
 from samestep.optim.nonfinite import FiniteGuard
 from samestep.optim.update import Update
@@ -42,9 +41,7 @@ def allows_update(guard: FiniteGuard, step: int, measured: LocalStats, params: S
     check.apply([param.grad for param in params], 1.0)
     clipping = Clipping(ClipConfig(), [params], torch.device("cpu"))
     optimizer = SGD(params, lr=0.1)
-    cpu = torch.device("cpu")
-    rates = DeviceRates([optimizer], cpu)
-    update = Update([optimizer], [], clipping, check, guard, rates, cpu)
+    update = Update([optimizer], [], clipping, check, guard, torch.device("cpu"))
     return not bool(update.apply(step, measured, ()).skipped)
 
 

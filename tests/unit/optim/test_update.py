@@ -16,7 +16,6 @@ from samestep.config.optim import ClipConfig, LossScaleConfig
 from samestep.distributed.context import SingleProcessContext
 from samestep.errors import NonFiniteLoss, StepError
 from samestep.optim.clipping import Clipping
-from samestep.optim.device_lr import DeviceRates
 from samestep.optim.loss_scale import CheckedScaling, LossScale
 from samestep.optim.nonfinite import FiniteGuard
 from samestep.optim.update import Update, Updated, _Undecided
@@ -49,7 +48,6 @@ class Bench:
             Clipping(ClipConfig(norm=clip), [[param] for param in self.params], CPU),
             check,
             self.guard,
-            DeviceRates(self.optimizers, CPU),
             CPU,
             after_update=self._follow,
         )

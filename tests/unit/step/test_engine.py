@@ -18,9 +18,9 @@ from samestep.reduce.gradients import LaneSum, OneLaneSum
 from samestep.reduce.scaling import Scaling
 from samestep.reduce.stats import NO_FLAGS
 from samestep.step.build_engine import Prepared, _uses_graphs, prepare
+from samestep.step.lane_passes import WholeLanes
 from samestep.step.micro_batches import MicroBatches
 from samestep.step.run_objects import trainable
-from samestep.step.whole_lanes import WholeLanes
 from tests.unit.step.engines import LR, Steps, linear, output_sum, setup_of
 
 

@@ -14,9 +14,8 @@ from samestep.errors import NonFiniteLoss, StepError, TaskError
 from samestep.lanes.random_streams import BETWEEN, MODEL
 from samestep.reduce.gradients import Grads, RecordedSums
 from samestep.reduce.stats import NO_FLAGS, LaneStats, RankFlags
-from samestep.step.lane_passes import LanePasses, LossFunction
+from samestep.step.lane_passes import LanePasses, LossFunction, WholeLanes
 from samestep.step.loss_terms import check_loss
-from samestep.step.whole_lanes import WholeLanes
 from tests.unit.step.engines import LR, Steps, inputs, linear, output_sum, setup_of
 
 # -- wrong calls ----------------------------------------------------------------------------------
@@ -212,7 +211,6 @@ class Noting(WholeLanes):
     """A runner that notes its calls."""
 
     def __init__(self) -> None:
-        super().__init__(setup_of().precision)
         self.calls: list[Any] = []
 
     def run_step(self, passes: LanePasses, loss: LossFunction) -> None:

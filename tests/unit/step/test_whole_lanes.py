@@ -7,7 +7,7 @@ from torch import Tensor
 
 from samestep.data.batch import LaneBatch
 from samestep.lanes.random_streams import MODEL
-from samestep.step.whole_lanes import WholeLanes
+from samestep.step.lane_passes import WholeLanes
 from tests.unit.step.engines import Steps, setup_of
 
 
@@ -46,4 +46,4 @@ def autocasts() -> bool:
 
 
 def test_both_ways_of_writing_a_loop_are_possible() -> None:
-    assert WholeLanes(setup_of().precision).needs_function == ""
+    assert WholeLanes().needs_function == ""
