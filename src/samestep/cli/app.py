@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import math
 import re
 import shlex
 import signal
@@ -13,7 +12,7 @@ import time
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 
 import typer
 from typer.core import TyperCommand, TyperGroup
@@ -37,6 +36,8 @@ _ORDER = (
     "train", "launch", "resume", "stop", "cv", "sweep", "verify", "demo", "init", "check", "bench", "tune", "predict",
     "export", "average", "show", "runs", "plot", "ui", "probe", "latency", "warm",
 )  # fmt: skip
+
+T = TypeVar("T")
 
 
 class _InOrder(TyperGroup):
@@ -69,7 +70,7 @@ class TakesScript(TyperCommand):
         }
         found = split_args(args, options, self.takes_any)
         if found is not None:
-            args, ctx.meta[_ARGUMENTS] = found.ours, found.arguments
+            args, ctx.meta[_ARGUMENTS] = found
         ctx.meta[_WORDS] = tuple(args)
         for word in args:
             name = word.partition("=")[0]
@@ -120,25 +121,34 @@ Via = Literal["torchrun", "mpirun", "slurm", "srun", "ssh", "torch.distributed.l
 """Launchers; the values of `distributed.launch_method`."""
 
 
-def usable(path: Path | None) -> Path | None:
-    """Return a path of the command line; refused if nothing can be of such a name."""
-    why = "" if path is None else unusable_path(path)
-    if why:
-        raise typer.BadParameter(f"{short(ascii(str(path)))}: {why}")
-    return path
+def usable(value: T) -> T:
+    """Return a path, a name or words of the command line; refused if nothing can be of such a name."""
+    if isinstance(value, list):
+        paths = split_overrides([str(word) for word in value])[0]
+    else:
+        paths = [] if value is None else [Path(str(value))]
+    for path in paths:
+        if why := unusable_path(path):
+            raise typer.BadParameter(f"{short(ascii(str(path)))}: {why}")
+    return value
 
 
-def usable_name(name: str) -> str:
-    """Return a path, or the name of something in a folder of ours; refused as `usable` does."""
-    usable(Path(name))
-    return name
+def refuse_outputs(
+    page: Path | None = None, picture: Path | None = None, result: Path | None = None, force: bool | None = None
+) -> None:
+    """Refuse to replace what is not ours, before the work of a command; `force` is None where there is no --force."""
+    if picture is not None:
+        from samestep.report.picture import refuse_picture
 
+        refuse_picture(picture, bool(force))
+    if page is not None and not force:
+        from samestep.report.page import refuse_other_file
 
-def usable_words(words: list[str] | None) -> list[str] | None:
-    """Return paths and overrides; refused as `usable` does."""
-    for path in split_overrides(words or [])[0]:
-        usable(path)
-    return words
+        refuse_other_file(page, *([] if force is None else ["--force replaces it, or name another file"]))
+    if result is not None:
+        from samestep.bench.document import refuse_other_result
+
+        refuse_other_result(result)
 
 
 def is_there(word: str) -> bool:
@@ -275,15 +285,6 @@ def reporting() -> Iterator[Callable[[str], None]]:
         yield report
         for row in rows[-1:]:
             shown.update(row, total=1, completed=1)
-
-
-def finite(value: Any) -> Any:
-    """Return a document with null in the place of numbers that JSON does not have: NaN and infinity."""
-    if isinstance(value, Mapping):
-        return {key: finite(inner) for key, inner in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [finite(inner) for inner in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def plain(text: object) -> Text:

@@ -10,7 +10,17 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from samestep.cli.app import STARTING, AsJson, LocalRank, app, guarded, print_rows, split_overrides, usable_words
+from samestep.cli.app import (
+    STARTING,
+    AsJson,
+    LocalRank,
+    app,
+    guarded,
+    print_rows,
+    refuse_outputs,
+    split_overrides,
+    usable,
+)
 from samestep.environment.launch import detect_launch
 from samestep.environment.torch_build import installed_torch
 from samestep.environment.variables import exporting, process_environment, thread_variables
@@ -26,7 +36,7 @@ FOUND_IN_CODE = 5
 Targets = Annotated[
     list[str] | None,
     typer.Argument(
-        callback=usable_words,
+        callback=usable,
         help="A config, with section.key=value; or folders, Python files and notebooks.",
         metavar="[CONFIG|CODE...] [KEY=VALUE...]",
     ),
@@ -130,12 +140,10 @@ def _list(rules: list[Rule], as_json: bool) -> int:
 def _check_code(paths: list[Path], rules: list[Rule], report: Path | None, as_json: bool) -> int:
     from samestep.check.code.report import COLUMNS, lines, rows, summary, write_report
     from samestep.check.code.scan import scan
-    from samestep.report.page import refuse_other_file
 
     if detect_launch(process_environment()).world > 1:
         raise LaunchError("code is read by one process: start this command once")
-    if report is not None:
-        refuse_other_file(report)
+    refuse_outputs(report)
     found = scan(paths, rules)
     if as_json:
         typer.echo(json.dumps(found.as_json()))

@@ -65,20 +65,8 @@ Held = Annotated[bool, typer.Option("--held", hidden=True)]
 RankCommandName = Annotated[str, typer.Option("--rank-command", hidden=True)]
 Words = Annotated[list[str] | None, typer.Option("--word", hidden=True)]
 """What its ranks are other than `samestep train`, and that command's options: a launch of ours on another machine."""
-_NOT_REPEATED = (
-    "show",
-    "write",
-    "record",
-    "stop_after",
-    "trace",
-    "trace_from",
-    "ask",
-    "attached",
-    "read_secret",
-    "held",
-    "rank_command",
-    "word",
-)
+_OBSERVED = ("record", "stop_after", "trace", "trace_from", "ask")
+_NOT_REPEATED = ("show", "write", *_OBSERVED, "attached", "read_secret", "held", "rank_command", "word")
 """Options of `launch` that a resumed run is started without."""
 _STEP_OPTIONS = {"srun": ("cpus_per_task", "gpus_per_node")}
 """Slurm's options that a step of an allocation takes too, by launcher."""
@@ -225,7 +213,7 @@ def _rank_command(context: typer.Context, config: Path, overrides: list[str], vi
         shown = ", ".join("--" + key.replace("_", "-") for key in wrong)
         raise LaunchError(f"{shown} is for Slurm, but the launcher is {method}: add --via slurm")
     # How they are started is no option of the ranks.
-    observed = {name: params[name] for name in ("record", "stop_after", "trace", "trace_from", "ask")}
+    observed = {name: params[name] for name in _OBSERVED}
     return RankCommand(
         loaded,
         config,

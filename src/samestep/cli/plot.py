@@ -17,10 +17,10 @@ from samestep.cli.app import (
     app,
     guarded,
     print_rows,
+    refuse_outputs,
     split_overrides,
     typed_options,
     usable,
-    usable_words,
 )
 from samestep.cli.ranks import as_rank
 from samestep.errors import MissingExtraError, PlanError
@@ -38,7 +38,7 @@ def _embedding_option(help: str, **more: Any) -> Any:
 Targets = Annotated[
     list[str],
     typer.Argument(
-        callback=usable_words,
+        callback=usable,
         help="Runs' directories, or one sweep; with --embeddings also values of the run's config.",
         metavar="RUN...|SWEEP [KEY=VALUE...]",
     ),
@@ -141,7 +141,7 @@ def _plot_runs(runs: Sequence[Path], given: Mapping[str, Any]) -> None:
     from samestep.report.curves.summary import table
 
     picture, report = given["picture"], given["report"]
-    _refuse_files(picture, report, given["force"])
+    refuse_outputs(report, picture, force=given["force"])
     histories = read_histories(runs)
     metrics = choose(histories, given["metric"] or [])
     for history in histories:
@@ -156,17 +156,6 @@ def _plot_runs(runs: Sequence[Path], given: Mapping[str, Any]) -> None:
         print_rows(header, [tuple(row) for row in rows])
     if picture is not None or report is not None:
         _draw(histories, metrics, given)
-
-
-def _refuse_files(picture: Path | None, report: Path | None, force: bool) -> None:
-    """Refuse to replace what is no file of ours; before the work, not after it."""
-    from samestep.report.page import refuse_other_file
-    from samestep.report.picture import refuse_picture
-
-    if picture is not None:
-        refuse_picture(picture, force)
-    if report is not None and not force:
-        refuse_other_file(report, "--force replaces it, or name another file")
 
 
 def _draw(histories: Sequence[History], metrics: Sequence[str], given: Mapping[str, Any]) -> None:
@@ -196,7 +185,7 @@ def _plot_sweep(folder: Path, picture: Path | None, report: Path | None, force: 
     from samestep.sweep.reading import reload_sweep
 
     page = folder / "plots.html" if picture is None and report is None else report
-    _refuse_files(picture, page, force)
+    refuse_outputs(page, picture, force=force)
     plots = plots_of(reload_sweep(folder, trust))
     for remark in plots.remarks:
         typer.echo(remark, err=True)
@@ -215,7 +204,7 @@ def _plot_embeddings(context: typer.Context, run: Path, overrides: list[str]) ->
 
     given = context.params
     page, names = given["report"] or run / "embeddings.html", chosen_maps(given["maps"])
-    _refuse_files(None, page, given["force"])
+    refuse_outputs(page, force=given["force"])
     config = config_of(run, overrides)
     refuse_untrusted_task(run, config, overrides, given["trust"])  # before it sets up the ranks
     with as_rank(config, context, given["local_rank"], needs_lanes=False) as place:

@@ -10,20 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
-from samestep.cli.app import (
-    RUNS,
-    TRAINING,
-    AsJson,
-    Overrides,
-    RunDirPath,
-    Trust,
-    app,
-    finite,
-    guarded,
-    print_rows,
-    usable,
-    usable_name,
-)
+from samestep.cli.app import RUNS, TRAINING, AsJson, Overrides, RunDirPath, Trust, app, guarded, print_rows, usable
 from samestep.cli.show import status_of, text_of
 from samestep.errors import CheckpointError, LaunchError, RunDirError
 
@@ -55,6 +42,8 @@ def runs(
                 status = status_of(run, result)
                 found.append({"run": str(run), **result.as_json(), "status": status, "written": written})
         if as_json:
+            from samestep.report.chart import finite
+
             typer.echo(json.dumps(finite({"runs": found}), allow_nan=False))
         elif not found:
             typer.echo(f"no runs in {folder}")
@@ -113,9 +102,7 @@ def _words(run: Path, overrides: list[str], trust: bool) -> list[str]:
 
 @app.command(rich_help_panel=TRAINING)
 def stop(
-    path: Annotated[
-        str, typer.Argument(callback=usable_name, help="A run's directory, or a sweep.", metavar="RUN|SWEEP")
-    ],
+    path: Annotated[str, typer.Argument(callback=usable, help="A run's directory, or a sweep.", metavar="RUN|SWEEP")],
 ) -> None:
     """Stop a run's Slurm job, or a sweep wherever it runs; it saves first, and can be resumed.
 

@@ -3,24 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 MODULE_OPTION = "-m"
 
 
-@dataclass(frozen=True)
-class ScriptArgs:
-    """A command line for a script, taken apart."""
-
-    ours: list[str]
-    """The script or module among them, and no `--`."""
-    arguments: tuple[str, ...]
-    """The script's own, untouched."""
-
-
-def split_args(words: Sequence[str], options: Mapping[str, bool], takes_any: bool = False) -> ScriptArgs | None:
-    """Take a command line for a script apart; None if it names none.
+def split_args(
+    words: Sequence[str], options: Mapping[str, bool], takes_any: bool = False
+) -> tuple[list[str], tuple[str, ...]] | None:
+    """Return our words, with the script or module among them and no `--`, and the script's own; None if there is none.
 
     Options before the script are ours and everything behind it is the script's, as torchrun has it.
     Where the script comes first, so do our options and overrides behind it, and the script's own
@@ -33,17 +24,23 @@ def split_args(words: Sequence[str], options: Mapping[str, bool], takes_any: boo
     at = _skip_options(words, 0, options)
     if at == len(words) or words[at].startswith("-"):
         return None
+    from samestep.launch.commands.rank_command import is_script
+
     is_module = MODULE_OPTION in words[:at]
-    if not is_module and not _is_script(words[at]):
+    if not is_module and not is_script(Path(words[at])):
         return None
     behind = at + 1
-    takes_overrides = not takes_any or (not is_module and _opens_run(words[at]))
+    takes_overrides = not takes_any
+    if takes_any and not is_module:
+        from samestep.launch.commands.plain_script import opens_run  # here: a rank's start need not wait for it
+
+        takes_overrides = opens_run(Path(words[at]))
     end = _skip_options(words, behind, options, takes_overrides)
     if end < len(words) and words[end] == "--":
-        return ScriptArgs(list(words[:end]), tuple(words[end + 1 :]))
+        return list(words[:end]), tuple(words[end + 1 :])
     if at > 0:
         end = behind
-    return ScriptArgs(list(words[:end]), tuple(words[end:]))
+    return list(words[:end]), tuple(words[end:])
 
 
 def _skip_options(words: Sequence[str], at: int, options: Mapping[str, bool], overrides: bool = False) -> int:
@@ -57,15 +54,3 @@ def _skip_options(words: Sequence[str], at: int, options: Mapping[str, bool], ov
         else:
             break
     return at
-
-
-def _is_script(word: str) -> bool:
-    from samestep.launch.commands.rank_command import is_script
-
-    return is_script(Path(word))
-
-
-def _opens_run(word: str) -> bool:
-    from samestep.launch.commands.plain_script import opens_run
-
-    return opens_run(Path(word))

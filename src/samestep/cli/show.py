@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from samestep.cli.app import RUNS, AsJson, Overrides, app, finite, guarded, print_rows, usable_name
+from samestep.cli.app import RUNS, AsJson, Overrides, app, guarded, print_rows, usable
 from samestep.errors import LaunchError, PlanError, RunDirError
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ _EXIT_CODES = {"finished": 0, "stopped_early": 0, "failed": 1}
 @app.command(rich_help_panel=RUNS)
 def show(
     path: Annotated[
-        str, typer.Argument(callback=usable_name, help="A run's directory, a sweep, or a config.", metavar="PATH")
+        str, typer.Argument(callback=usable, help="A run's directory, a sweep, or a config.", metavar="PATH")
     ],
     overrides: Overrides = None,
     verify: Annotated[bool, typer.Option("--verify", help="Read every byte of a run's checkpoints.")] = False,
@@ -123,6 +123,8 @@ def _show_run(run: Path, verify: bool, as_json: bool) -> int:
             "times": times,
             "jobs": [asdict(job) for job in jobs],
         }
+        from samestep.report.chart import finite
+
         typer.echo(json.dumps(finite(document), allow_nan=False))
     else:
         print_rows(("run", str(run)), [(key, text_of(value)) for key, value in known.items()])

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from samestep.cli.app import TRAINING, AsJson, ConfigFile, Overrides, Via, app, guarded, print_rows, usable_name
+from samestep.cli.app import TRAINING, AsJson, ConfigFile, Overrides, Via, app, guarded, print_rows, usable
 from samestep.cli.cv import SeedOption, StratifyOption
 from samestep.distributed.signals import DeferredSignals
 from samestep.errors import RunDirError
@@ -28,12 +28,12 @@ app.add_typer(sweep_app, name="sweep", rich_help_panel=TRAINING)
 SweepOrName = Annotated[
     str,
     typer.Argument(
-        callback=usable_name,
+        callback=usable,
         help="The sweep's YAML or JSON file; or, to resume one, its name or directory.",
         metavar="SWEEP",
     ),
 ]
-Name = Annotated[str, typer.Argument(callback=usable_name, help="A sweep's name or directory.", metavar="NAME")]
+Name = Annotated[str, typer.Argument(callback=usable, help="A sweep's name or directory.", metavar="NAME")]
 TrustSweep = Annotated[bool, typer.Option("--trust", help="Run the code that NAME names, also if it may not be yours.")]
 TrustStorage = Annotated[
     bool, typer.Option("--trust", help="Connect to the database that NAME names, also if it may not be yours.")

@@ -21,10 +21,11 @@ from samestep.cli.app import (
     app,
     guarded,
     print_rows,
+    refuse_outputs,
     reporting,
     usable,
 )
-from samestep.cli.bench.shared import Hosts, Nodes, Page, Start, ViaOption, Worlds, print_presentation, refuse_files
+from samestep.cli.bench.shared import Hosts, Nodes, Page, Start, ViaOption, Worlds, print_presentation
 from samestep.cli.config_layer import Setting, refuse_layer, write_layer
 from samestep.cli.ranks import as_rank
 from samestep.distributed.signals import DeferredSignals
@@ -205,7 +206,7 @@ def lanes(
         start = Start.parse(worlds, via, nodes, hosts)
         sizes = parse_worlds(",".join(map(str, start.counts)), via)
         loaded = load_config(config, overrides or [])
-        refuse_files(None, report)
+        refuse_outputs(report)
         with reporting() as line:
             request = Request(loaded, config, tuple(overrides or ()), rounds=rounds, steps=steps, report=line)
             costs, document = tune_lanes(request, wanted, widths, sizes, start.machines)
@@ -257,10 +258,7 @@ def lr(
 
         test = RangeTest(smallest, largest, steps, smooth, stop_factor)
         loaded = load_config(config, overrides or [])
-        if report is not None:
-            from samestep.report.page import refuse_other_file
-
-            refuse_other_file(report)
+        refuse_outputs(report)
         if write is not None:
             refuse_layer(write)
         with as_rank(loaded, context, local_rank) as place:

@@ -21,6 +21,7 @@ from samestep.cli.app import (
     command_with,
     guarded,
     plain,
+    refuse_outputs,
     reporting,
     script_arguments,
 )
@@ -85,7 +86,7 @@ def verify(
         from samestep.launch.run.worlds import Machines, parse_worlds, with_shards
         from samestep.verify.verify import verify as run_verify
 
-        _refuse_files(report, picture)
+        refuse_outputs(report, picture)
         changed, arguments = tuple(overrides or ()), script_arguments(context)
         loaded = read_target(config, changed, arguments)
         sizes, machines = with_shards(parse_worlds(worlds, via), shards), Machines.parse(nodes, hosts)
@@ -127,17 +128,6 @@ def _keep_result(result: Verification, config: Config) -> None:
         write_whole(config.run_path / VERIFICATION, json.dumps(document))
     except OSError as error:
         typer.echo(f"samestep: the result was not written: {error}", err=True)
-
-
-def _refuse_files(report: Path | None, picture: Path | None) -> None:
-    """Refuse to replace what is not ours; before the work, not after it."""
-    from samestep.report.page import refuse_other_file
-    from samestep.report.picture import refuse_picture
-
-    if report is not None:
-        refuse_other_file(report)
-    if picture is not None:
-        refuse_picture(picture, force=False)
 
 
 def _draw_card(result: Verification, config: Config, picture: Path | None) -> None:

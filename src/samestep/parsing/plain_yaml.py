@@ -6,8 +6,7 @@ Bounded: PyYAML itself would follow `&a [*a]` for ever, and 700 bytes of aliases
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any
 
 import yaml
@@ -111,26 +110,11 @@ def parse_yaml(text: str, visit: Callable[[yaml.Node | None], None] = lambda roo
     """
     if len(text) > LARGEST_YAML:
         raise TextError(f"is too large: it has {len(text):,} characters")
-    with _typed_errors():
+    try:
         loader = PlainLoader(text)
         root = loader.get_single_node()
         visit(root)
         return None if root is None else loader.construct_document(root)
-
-
-def first_anchor(text: str) -> int | None:
-    """Return the line of the first anchor or alias in a YAML text; None if there is none."""
-    with _typed_errors():
-        for token in yaml.scan(text, Loader=PlainLoader):
-            if isinstance(token, (yaml.AnchorToken, yaml.AliasToken)):
-                return int(token.start_mark.line) + 1
-    return None
-
-
-@contextmanager
-def _typed_errors() -> Iterator[None]:
-    try:
-        yield
     except yaml.YAMLError as error:
         message = short(" ".join(str(error).split()), 500)
         raise TextError(f"is not valid YAML: {message}") from None

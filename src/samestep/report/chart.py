@@ -102,16 +102,16 @@ def chart(panels: Sequence[Panel], wide: bool = False) -> str:
 
 def embedded_json(value: Any) -> str:
     """Return the value in JSON that no text in it can end the script of; NaN and infinity are null."""
-    data = json.dumps(_plain(value), allow_nan=False)
+    data = json.dumps(finite(value), allow_nan=False)
     return data.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
 
 
-def _plain(value: Any) -> Any:
-    """Return the value in JSON, which has neither NaN nor infinity."""
+def finite(value: Any) -> Any:
+    """Return the value with null in the place of numbers that JSON does not have: NaN and infinity."""
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if isinstance(value, Mapping):
-        return {key: _plain(inner) for key, inner in value.items()}
+        return {key: finite(inner) for key, inner in value.items()}
     if isinstance(value, Sequence) and not isinstance(value, str):
-        return [_plain(inner) for inner in value]
+        return [finite(inner) for inner in value]
     return value

@@ -37,8 +37,7 @@ def scripts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 )
 def test_words_are_ours_or_the_scripts(words: str, ours: str, arguments: str) -> None:
     found = split_args(words.split(), OPTIONS, takes_any=True)
-    assert found is not None
-    assert (found.ours, list(found.arguments)) == (ours.split(), arguments.split())
+    assert found == (ours.split(), tuple(arguments.split()))
 
 
 @pytest.mark.parametrize(
@@ -50,5 +49,4 @@ def test_a_command_line_without_a_script(words: str) -> None:
 
 def test_where_only_runs_are_taken_an_override_is_ours() -> None:
     found = split_args(["plain.py", "epochs=1", "--lr", "1"], OPTIONS)
-    assert found is not None
-    assert (found.ours, found.arguments) == (["plain.py", "epochs=1"], ("--lr", "1"))
+    assert found == (["plain.py", "epochs=1"], ("--lr", "1"))

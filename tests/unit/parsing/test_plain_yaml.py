@@ -7,7 +7,7 @@ import tracemalloc
 import pytest
 
 from samestep.errors import TextError
-from samestep.parsing.plain_yaml import LARGEST_YAML, first_anchor, parse_yaml
+from samestep.parsing.plain_yaml import LARGEST_YAML, parse_yaml
 from tests.fuzz.texts import BOMB, MERGE_BOMB
 
 
@@ -87,10 +87,3 @@ def test_aliases_cannot_make_gigabytes(text):
 def test_a_text_that_is_too_long_is_not_begun():
     with pytest.raises(TextError, match="is too large: it has 1,000,001 characters"):
         parse_yaml("x" * (LARGEST_YAML + 1))
-
-
-def test_anchors_are_found_by_their_line():
-    assert first_anchor("a: 1\nb: &x 2\nc: *x\n") == 2
-    assert first_anchor("a: '&x'\n") is None
-    with pytest.raises(TextError):
-        first_anchor('"\\UFFFFFFFF"')

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from samestep.cli.app import AsJson, Force, guarded, print_rows, usable
+from samestep.cli.app import AsJson, Force, guarded, print_rows, refuse_outputs, usable
 from samestep.cli.bench.shared import bench_app
 from samestep.errors import SLOWER
 from samestep.parsing.limits import visible
@@ -20,15 +20,9 @@ if TYPE_CHECKING:
     from samestep.bench.report.results import Result
 
 
-def _all_usable(paths: list[Path]) -> list[Path]:
-    for path in paths:
-        usable(path)
-    return paths
-
-
 Results = Annotated[
     list[Path],
-    typer.Argument(callback=_all_usable, help="Results of samestep bench, or folders of them.", metavar="RESULT..."),
+    typer.Argument(callback=usable, help="Results of samestep bench, or folders of them.", metavar="RESULT..."),
 ]
 Page = Annotated[Path | None, typer.Option("--report", callback=usable, help="Where the HTML page goes.")]
 Csv = Annotated[Path | None, typer.Option(callback=usable, help="Where the rows go: one FILE.csv, or a folder.")]
@@ -59,13 +53,16 @@ def report(
     Example: samestep bench report results --report bench.html
     """
     with guarded():
+        from samestep.bench.report.csv_files import refuse_csv
         from samestep.bench.report.report import make_report, write_report
         from samestep.bench.report.results import read_results
 
-        _refuse(page, csv, picture, force)
+        refuse_outputs(page, picture, force=force)
+        if csv is not None:
+            refuse_csv(csv, force)
         now = read_results(results)
         made = make_report(now)
-        compared = _compared(now, _all_usable(against or []), tolerance)
+        compared = _compared(now, usable(against or []), tolerance)
         if as_json:
             more = {} if compared is None else {"against": compared.as_json()}
             typer.echo(json.dumps({**made.as_json(), **more}))
@@ -91,20 +88,6 @@ def _compared(now: Sequence[Result], against: list[Path], tolerance: float) -> C
         names = ", ".join(map(str, against))
         raise PlanError(f"{names} and the results have no figure in common: nothing to compare")
     return found
-
-
-def _refuse(page: Path | None, csv: Path | None, picture: Path | None, force: bool) -> None:
-    """Refuse to replace what is not ours; before the work, not after it."""
-    from samestep.bench.report.csv_files import refuse_csv
-    from samestep.report.page import refuse_other_file
-    from samestep.report.picture import refuse_picture
-
-    if page is not None and not force:
-        refuse_other_file(page, "--force replaces it, or name another file")
-    if csv is not None:
-        refuse_csv(csv, force)
-    if picture is not None:
-        refuse_picture(picture, force)
 
 
 def _print(made: Report, compared: Comparison | None) -> None:

@@ -24,6 +24,7 @@ from samestep.cli.app import (
     guarded,
     plain,
     print_rows,
+    refuse_outputs,
     reporting,
     usable,
 )
@@ -160,7 +161,7 @@ def measuring(command: Callable[..., Measurement]) -> Callable[..., Measurement]
     def run(**given: Any) -> None:
         with guarded(given["launched"]), DeferredSignals(), ExitStack() as scope:
             start = Start.parse(given["worlds"], given["via"], given["nodes"], given["hosts"])
-            refuse_files(given["output"], given["report"])
+            refuse_outputs(given["report"], result=given["output"])
             file, overrides = given["config"], given["overrides"] or []
             asked = Asked(file, overrides, start, given["quick"], scope)
             wanted = command(asked, **{one.name: given[one.name] for one in own})
@@ -201,17 +202,6 @@ def on_worlds(command: BenchCommand, start: Start) -> Document:
     with reporting() as report:
         found = measure_worlds(command, sizes, report, start.machines)
     return joined(found)
-
-
-def refuse_files(output: Path | None, report: Path | None) -> None:
-    """Refuse to replace what is no result of ours; before the work, not after it."""
-    from samestep.bench.document import refuse_other_result
-    from samestep.report.page import refuse_other_file
-
-    if report is not None:
-        refuse_other_file(report)
-    if output is not None:
-        refuse_other_result(output)
 
 
 def _hand_over(found: Document, as_json: bool, output: Path | None, report: Path | None, result: Path | None) -> None:

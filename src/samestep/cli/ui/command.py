@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from samestep.cli.app import RUNS, Force, app, guarded
+from samestep.cli.app import RUNS, Force, app, guarded, refuse_outputs
 from samestep.errors import LaunchError, MissingExtraError, PlanError, RunDirError
 
 if TYPE_CHECKING:
@@ -94,10 +94,9 @@ def _distinct(paths: Iterable[Path]) -> list[Path]:
 def _share(folders: Sequence[Path], path: Path, force: bool) -> None:
     from samestep.cli.ui.pages import Pages
     from samestep.cli.ui.view import static_page
-    from samestep.report.page import refuse_other_file, write_document
+    from samestep.report.page import write_document
 
-    if not force:
-        refuse_other_file(path, "--force replaces it, or name another file")
+    refuse_outputs(path, force=force)
     write_document(path, static_page(Pages(find_all(folders)).all()))
     typer.echo(f"Page: {path}")
 
