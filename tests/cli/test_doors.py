@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 
+from samestep.checkpoint.files import write_whole
 from samestep.checkpoint.format import read_training
 from samestep.checkpoint.ownership import claim
 from samestep.checkpoint.run_result import RunResult, write_result
@@ -88,7 +89,7 @@ def test_links_and_pipes_in_a_run_directory_are_not_followed(tmp_path: Path) -> 
         (run_dir / name).unlink()
     (run_dir / "config.json.partial").symlink_to(victim)
     opened = RunDir(run_dir)
-    opened.keep("config.json", "{}")
+    write_whole(run_dir / "config.json", "{}")
     opened.close()
     assert victim.read_text() == "mine"
     os.mkfifo(run_dir / "origin.json")

@@ -136,7 +136,6 @@ def test_no_command_runs_a_strangers_code(tmp_path: Path, monkeypatch: pytest.Mo
     command = RecordedCommand("train", "config.yaml", str(tmp_path))
     a_run(Path("run"), tmp_path / "run" / "task.py", command)
     monkeypatch.setattr("samestep.models.trained_model.select_checkpoint", lambda *_: _Found)
-    monkeypatch.setattr("samestep.models.predict.select_checkpoint", lambda *_: _Found)
     monkeypatch.setattr("samestep.models.trained_model.verify_checkpoint", lambda _: None)
     done = CliRunner().invoke(app, words)
     assert done.exit_code == 2, done.output
