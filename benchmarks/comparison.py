@@ -18,8 +18,8 @@ from measuring import cpu_ratio_to, goal_cell, milliseconds, ratio_to, time_roun
 from torch import Tensor
 from variants import LoopContext
 
+from samestep.bench.baselines import Advance
 from samestep.bench.scaling import KeepingSettings
-from samestep.bench.turns import Advance
 
 HAND_WRITTEN, BARE_GRAPH = "hand-written", "bare-graph"
 Goal = tuple[float | None, str | None]

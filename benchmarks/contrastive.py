@@ -57,8 +57,8 @@ from torch.optim import Optimizer
 from variants import ENDLESS, TOLERANCE
 
 import samestep
+from samestep.bench.baselines import Advance, in_turns
 from samestep.bench.scaling import KeepingSettings
-from samestep.bench.turns import Advance, in_turns
 from samestep.bench.workloads import HostData, collate_nothing
 from samestep.losses import supcon
 from samestep.optim.kernels import allow_deterministic_products, choose_kernels

@@ -42,7 +42,7 @@ from variants import (
     reached_by,
 )
 
-from samestep.bench.turns import Advance
+from samestep.bench.baselines import Advance
 from samestep.config.schema import DEFAULT_LANES
 from samestep.optim.kernels import allow_deterministic_products
 from samestep.run.state_tensors import module_tensors

@@ -6,12 +6,13 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from contest import CLIP, Contest
+from in_thread import InThread
 from torch import Tensor, nn
 from torch.nn.utils import clip_grad_norm_
 from torch.optim import Optimizer
 from variants import ENDLESS, LoopContext, Steps, repeat_forever
 
-from samestep.bench.turns import Advance, InThread, in_turns
+from samestep.bench.baselines import Advance, in_turns
 
 
 def open_accelerate(loop: LoopContext) -> Advance:

@@ -50,7 +50,7 @@ from variants import (
     reached_by,
 )
 
-from samestep.bench.turns import Advance
+from samestep.bench.baselines import Advance
 from samestep.optim.kernels import allow_deterministic_products
 
 ROUNDS = 20

@@ -14,13 +14,14 @@ from typing import Any
 
 import torch
 from contest import CLIP, SEED, Contest
+from in_thread import InThread
 from measuring import THREADS
 from torch import Tensor, nn
 from torch.nn.utils import clip_grad_norm_
 from torch.optim import Optimizer
 
 import samestep
-from samestep.bench.turns import Advance, InThread, in_turns
+from samestep.bench.baselines import Advance, in_turns
 from samestep.bench.workloads import HostData, collate_nothing
 from samestep.optim.kernels import choose_kernels
 from samestep.optim.precision import Precision

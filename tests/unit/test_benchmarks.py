@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 import torch
+from benchmarks.in_thread import InThread
 
 from samestep.bench.scaling import KeepingSettings
-from samestep.bench.turns import InThread
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 

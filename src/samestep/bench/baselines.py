@@ -14,7 +14,6 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils.data import DataLoader, DistributedSampler, IterableDataset, Sampler
 
-from samestep.bench.turns import Advance, in_turns
 from samestep.config import Config
 from samestep.config.measuring_run import endless_run
 from samestep.data.batch import LaneBatch
@@ -31,6 +30,20 @@ from samestep.step.loss_terms import LossValue
 from samestep.train.loop import Training
 from samestep.train.quiet_run import quiet_context
 from samestep.train.task import Task
+
+Advance = Callable[[int], None]
+"""Runs this number of training steps."""
+
+
+def in_turns(steps: Generator[Any, None, None], stack: ExitStack) -> Advance:
+    """Advance a loop that is a generator, one step for each `next()`; the stack closes it."""
+    stack.callback(steps.close)
+
+    def advance(number: int) -> None:
+        for _ in range(number):
+            next(steps)
+
+    return advance
 
 
 class Unsupported(Exception):

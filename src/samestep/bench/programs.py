@@ -41,7 +41,7 @@ def benchmark_weak_scaling(
         workload: The built-in task, without a config: `mlp`, `conv` or `transformer`.
         size: Of the built-in task: `small`, `medium` or `large`.
         lanes: Of a rank; None for the config's, or one.
-        variants: Of `samestep`, `ddp`, `accelerate` and `lightning`; all that are installed, if empty.
+        variants: Of `samestep` and `ddp`; both, if empty.
         rounds: Turns of each loop.
         quick: Fewer and shorter turns, of samestep and DDP.
 

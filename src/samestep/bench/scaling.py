@@ -15,13 +15,11 @@ from typing import Any
 
 import torch
 
-from samestep.bench.baselines import LoopContext, Unsupported, open_ddp, open_samestep, refuse_small_data
+from samestep.bench.baselines import Advance, LoopContext, Unsupported, open_ddp, open_samestep, refuse_small_data
 from samestep.bench.document import Document, machine_facts
-from samestep.bench.library_loops import open_accelerate, open_lightning
 from samestep.bench.scaling_figures import Cores, RankStep, phases_of, ratio_of, share_cores, slow_ranks
-from samestep.bench.scaling_plan import ACCELERATE, DDP, KIND, LIGHTNING, MODES, SAMESTEP, Part, ScalingRequest
+from samestep.bench.scaling_plan import DDP, KIND, MODES, SAMESTEP, Part, ScalingRequest
 from samestep.bench.statistics import spread_of
-from samestep.bench.turns import Advance
 from samestep.bench.workloads import WorkloadTask, workload_of
 from samestep.config import Config
 from samestep.distributed.context import RunContext
@@ -69,11 +67,6 @@ _WARM_UP = {"cuda": 24}
 _WARM_UP_ELSEWHERE = 3
 _FEWEST, _MOST = 2, 200
 """Timed steps of a turn."""
-_OPENERS: Mapping[str, Callable[[LoopContext], Advance]] = {
-    DDP: open_ddp,
-    ACCELERATE: open_accelerate,
-    LIGHTNING: open_lightning,
-}
 
 
 def measure_scaling(request: ScalingRequest, config: Config, context: RunContext) -> Document:
@@ -150,7 +143,7 @@ class _Measuring:
             self._turns[name] = KeepingSettings(lambda: self._opened_samestep(name, loop, warm_up))
             return
         try:
-            self._turns[name] = KeepingSettings(partial(_OPENERS[kind], loop))
+            self._turns[name] = KeepingSettings(partial(open_ddp, loop))
         except Unsupported as why:
             self._left_out[name] = str(why)
             return

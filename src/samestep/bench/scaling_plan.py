@@ -13,8 +13,8 @@ WORKLOADS = ("mlp", "conv", "transformer")
 SIZES = ("small", "medium", "large")
 WEAK, STRONG = "weak", "strong"
 MODES = {WEAK: (WEAK,), STRONG: (STRONG,), "both": (WEAK, STRONG)}
-SAMESTEP, DDP, ACCELERATE, LIGHTNING = "samestep", "ddp", "accelerate", "lightning"
-VARIANTS = (SAMESTEP, DDP, ACCELERATE, LIGHTNING)
+SAMESTEP, DDP = "samestep", "ddp"
+VARIANTS = (SAMESTEP, DDP)
 _STRONG_LANES = 8
 """Of a built-in workload, unless there are more ranks."""
 
@@ -120,7 +120,7 @@ class ScalingRequest:
     @property
     def running(self) -> tuple[str, ...]:
         """The loops that are measured; samestep's is first."""
-        chosen = self.variants or ((DDP,) if self.quick else VARIANTS)
+        chosen = self.variants or VARIANTS
         return (SAMESTEP, *(name for name in VARIANTS if name in chosen and name != SAMESTEP))
 
     @property

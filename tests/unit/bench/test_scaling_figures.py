@@ -75,5 +75,5 @@ def test_what_disturbs_the_figures_is_said() -> None:
     assert said_of() == ""
     noisy = {"median": 1.04, "low": 1.02, "high": 1.05}
     assert "measured twice differs by 4% (1.020 - 1.050)" in said_of(control=noisy)
-    assert "accelerate is left out: not installed" in said_of(left_out={"accelerate": "not installed"})
+    assert "ddp is left out: its data has no length" in said_of(left_out={"ddp": "its data has no length"})
     assert "2 ranks share cores" in said_of(shares_cores=True)

@@ -230,7 +230,7 @@ WorkloadOption = Annotated[
 ]
 SizeOption = Annotated[Literal["small", "medium", "large"], typer.Option(help="Of the built-in task.")]
 Lanes = Annotated[int | None, typer.Option(min=1, help="Of a rank in weak scaling, of all ranks in strong scaling.")]
-Variants = Annotated[str, typer.Option(help="Of samestep,ddp,accelerate,lightning; all that are installed.")]
+Variants = Annotated[str, typer.Option(help="Of samestep,ddp; both, if not given.")]
 MostRanks = Annotated[int, typer.Option(hidden=True)]
 
 
@@ -245,7 +245,7 @@ def scaling(
     rounds: Rounds = None,
     most_ranks: MostRanks = 1,
 ) -> Measurement:
-    """Measure what more ranks bring: samestep, plain DDP and other libraries, interleaved, on your task or a built-in one.
+    """Measure what more ranks bring: samestep and plain DDP, interleaved, on your task or a built-in one.
 
     With --worlds it starts ranks; else it is a rank of any launcher. With --workload, only the config's distributed
     section counts.

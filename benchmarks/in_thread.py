@@ -1,30 +1,10 @@
-"""Trainings that take turns in one process. No torch here."""
+"""A loop that cannot be suspended takes turns with others, in a thread."""
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Generator
+from collections.abc import Callable
 from contextlib import ExitStack
-from typing import Any
-
-Advance = Callable[[int], None]
-"""Runs this number of training steps."""
-
-
-def in_turns(steps: Generator[Any, None, None], stack: ExitStack) -> Advance:
-    """Advance a loop that is a generator.
-
-    Args:
-        steps: Runs one training step for each `next()`.
-        stack: Closes it.
-    """
-    stack.callback(steps.close)
-
-    def advance(number: int) -> None:
-        for _ in range(number):
-            next(steps)
-
-    return advance
 
 
 class Left(BaseException):
