@@ -18,7 +18,7 @@ from torch import Tensor
 
 from samestep.optim import update
 from samestep.reduce import stats, tree_sum
-from samestep.reduce.bucket_stats import DeviceBucketStats
+from samestep.reduce.bucket_stats import BucketStats
 from samestep.reduce.stats import LocalStats
 from samestep.reduce.tree_sum import TreeSum
 from samestep.step import build_engine, graph_inputs, graphs, recorded_step
@@ -83,7 +83,7 @@ class _DefaultGenerator:
 
 def _land(self: recorded_step.RecordedStep, measured: LocalStats) -> None:
     gradients = self._engine.reduction.gradients
-    if isinstance(gradients, TreeSum) and isinstance(gradients._bucket_stats, DeviceBucketStats):
+    if isinstance(gradients, TreeSum) and isinstance(gradients._bucket_stats, BucketStats):
         # A graph computes these stats where they were when it was captured.
         gradients._bucket_stats._stats = measured  # type: ignore[assignment]
     _REAL_LAND(self, measured)
@@ -137,7 +137,7 @@ def emulated_graphs(why_no_update: str | None = None) -> Iterator[None]:
         (graphs, "why_no_graph", lambda *args: None),
         (build_engine, "why_no_graph", lambda *args: None),
         (graph_inputs, "_STAGED", -1),
-        (tree_sum, "create_bucket_stats", DeviceBucketStats),
+        (tree_sum, "BucketStats", lambda *args: BucketStats(*args[:-1], on_host=False)),
         # On a CPU numbers are read at once.
         (stats, "_numbers", lambda rows: list(rows.flatten().unbind())),
     ]

@@ -7,7 +7,6 @@ sum holds their numbers to the bit.
 from __future__ import annotations
 
 import math
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from ctypes import c_float
 
@@ -26,17 +25,23 @@ def slots(lanes: int, world: int) -> int:
     return _PAIR * (lanes + world)
 
 
-class BucketStats(ABC):
-    """The slots of one bucket, on this rank."""
+class BucketStats:
+    """The slots of one bucket, on this rank.
 
-    def __init__(self, places: Tensor, mine: range, lanes: int, rank: int) -> None:
+    In host memory there are few of them, and a call of torch or numpy costs more than their numbers do. For a bucket
+    on a GPU nothing here waits.
+    """
+
+    def __init__(self, places: Tensor, mine: range, lanes: int, rank: int, on_host: bool) -> None:
         """Args:
         places: All slots of the bucket: the lanes' first, then the ranks'.
         mine: The lanes of this rank.
         lanes: Of all ranks.
         rank: This one.
+        on_host: Whether the bucket is in host memory.
         """
         self._places = places
+        self._memory = places.numpy() if on_host else None
         self._lanes = lanes
         self._my_lanes = slice(_PAIR * mine.start, _PAIR * mine.stop)
         self._my_flags = slice(_PAIR * (lanes + rank), _PAIR * (lanes + rank + 1))
@@ -53,71 +58,38 @@ class BucketStats(ABC):
         if self._waiting is not None:
             lanes, flags = self._waiting
             self._waiting = None
-            self._places.zero_()
-            self._write_both(lanes, flags)
+            self.write_lanes(lanes)
+            self._write_flags(flags)
 
     def write_lanes(self, lanes: Sequence[LaneStats]) -> None:
         """Write these lanes' losses and counts, and nothing for anybody else."""
         self._places.zero_()
-        self._write_lanes(lanes)
+        if self._memory is None:
+            pieces = _cut_tensor(stack_stats(lanes, self._places.device), self._places.dtype)
+            self._places[self._my_lanes].copy_(pieces)
+        else:
+            self._memory[self._my_lanes] = _cut_pairs(lanes, self._narrow)
 
     def write_flags(self, flags: RankFlags) -> LocalStats:
         """Write this rank's flags beside lanes that are written; returns what `attach` does."""
         self._write_flags(flags)
         return self._next_stats()
 
-    @abstractmethod
     def arrive(self) -> None:
         """The bucket is back: take the numbers out of it, whose memory the next step needs."""
-
-    @abstractmethod
-    def _next_stats(self) -> LocalStats:
-        """Return what the next arrival fills."""
-
-    def _write_both(self, lanes: Sequence[LaneStats], flags: RankFlags) -> None:
-        self._write_lanes(lanes)
-        self._write_flags(flags)
-
-    @abstractmethod
-    def _write_lanes(self, lanes: Sequence[LaneStats]) -> None:
-        """Write those of this rank."""
-
-    @abstractmethod
-    def _write_flags(self, flags: RankFlags) -> None:
-        """Write those of this rank."""
-
-
-def create_bucket_stats(places: Tensor, mine: range, lanes: int, rank: int) -> BucketStats:
-    """Those of a bucket, wherever it is."""
-    kind = HostBucketStats if places.device.type == "cpu" else DeviceBucketStats
-    return kind(places, mine, lanes, rank)
-
-
-class DeviceBucketStats(BucketStats):
-    """In a bucket on a GPU, for which nothing here waits."""
-
-    def _next_stats(self) -> LocalStats:
-        self._stats = _DeviceStats(self._lanes)
-        return self._stats
-
-    def arrive(self) -> None:
         self._stats.arrive(self._places)
 
-    def _write_both(self, lanes: Sequence[LaneStats], flags: RankFlags) -> None:
-        pieces = self._pieces([*lanes, flags])
-        self._places[self._my_lanes].copy_(pieces[:-_PAIR])
-        self._places[self._my_flags].copy_(pieces[-_PAIR:])
-
-    def _write_lanes(self, lanes: Sequence[LaneStats]) -> None:
-        self._places[self._my_lanes].copy_(self._pieces(lanes))
-
-    def _pieces(self, rows: Sequence[LaneStats | RankFlags]) -> Tensor:
-        return _cut_tensor(stack_stats(rows, self._places.device), self._places.dtype)
+    def _next_stats(self) -> LocalStats:
+        """Return what the next arrival fills."""
+        self._stats = _DeviceStats(self._lanes) if self._memory is None else _HostStats(self._lanes)
+        return self._stats
 
     def _write_flags(self, flags: RankFlags) -> None:
-        # Cut on the host, where they are known: one copy in place of a dozen kernels.
-        pieces = torch.tensor(_cut_pairs([flags], self._narrow), dtype=self._places.dtype)
-        self._places[self._my_flags].copy_(pieces, non_blocking=True)
+        pieces = _cut_pairs([flags], self._narrow)
+        if self._memory is None:  # cut on the host: one copy in place of a dozen kernels
+            self._places[self._my_flags].copy_(torch.tensor(pieces, dtype=self._places.dtype), non_blocking=True)
+        else:
+            self._memory[self._my_flags] = pieces
 
 
 def _cut_tensor(values: Tensor, dtype: torch.dtype) -> Tensor:
@@ -138,32 +110,6 @@ class _DeviceStats(RowStats):
     def arrive(self, pieces: Tensor) -> None:
         rows = pieces.view(-1, 2, PIECES).to(torch.float64).sum(dim=-1)
         self._rows, self._flag_rows = rows[: self._lane_count], rows[self._lane_count :]
-
-
-class HostBucketStats(BucketStats):
-    """In a bucket in host memory.
-
-    There are few of them, and a call of torch or numpy costs more than their numbers do.
-    """
-
-    def __init__(self, places: Tensor, mine: range, lanes: int, rank: int) -> None:
-        super().__init__(places, mine, lanes, rank)
-        self._memory = places.numpy()
-
-    def _next_stats(self) -> LocalStats:
-        self._stats = _HostStats(self._lanes)
-        return self._stats
-
-    def arrive(self) -> None:
-        pieces = self._memory.tolist()
-        columns = (pieces[number::PIECES] for number in range(PIECES))
-        self._stats.arrive([high + middle + low for high, middle, low in zip(*columns, strict=True)])
-
-    def _write_lanes(self, lanes: Sequence[LaneStats]) -> None:
-        self._memory[self._my_lanes] = _cut_pairs(lanes, self._narrow)
-
-    def _write_flags(self, flags: RankFlags) -> None:
-        self._memory[self._my_flags] = _cut_pairs([flags], self._narrow)
 
 
 def _cut_pairs(rows: Sequence[LaneStats | RankFlags], narrow: Callable[[float], float]) -> list[float]:
@@ -188,7 +134,10 @@ class _HostStats(LocalStats):
         """Nothing has arrived yet."""
         self._lane_count = lanes
 
-    def arrive(self, numbers: Sequence[float]) -> None:
+    def arrive(self, places: Tensor) -> None:
+        pieces = places.tolist()
+        columns = (pieces[number::PIECES] for number in range(PIECES))
+        numbers: list[float] = [high + middle + low for high, middle, low in zip(*columns, strict=True)]
         self._numbers = numbers[: 2 * self._lane_count]
         self._ranks = numbers[2 * self._lane_count :]
 

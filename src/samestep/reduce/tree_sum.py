@@ -13,7 +13,7 @@ from torch.nn import Parameter
 from samestep.distributed.collectives import TorchCollectives
 from samestep.errors import TaskError
 from samestep.lanes.tree import aligned_blocks
-from samestep.reduce.bucket_stats import BucketStats, create_bucket_stats, slots
+from samestep.reduce.bucket_stats import BucketStats, slots
 from samestep.reduce.exchange import NOTHING, Pending, create_exchange
 from samestep.reduce.gradients import GradientSum, Grads, LaneBucket, RecordedSums
 from samestep.reduce.scaling import Scaling
@@ -262,7 +262,7 @@ class _SharedBucket(Bucket):
         )
         if has_stats:
             places, rank = self._exchange.total[first:last], collectives.rank
-            self.bucket_stats = create_bucket_stats(places, assignment[rank], lanes, rank)
+            self.bucket_stats = BucketStats(places, assignment[rank], lanes, rank, places.device.type == "cpu")
         self._views = [
             [view_of(row, at, param) for at, param in zip(offsets, params, strict=False)] for row in self._exchange.rows
         ]
