@@ -1,26 +1,203 @@
 """How long a save blocks the training, compared with a plain synchronous `torch.save`.
 
-    python benchmarks/checkpoint.py [--megabytes 500] [--rounds 7] [--device cpu|cuda]
-                                    [--json FILE]
+    python benchmarks/checkpoint.py [--megabytes 500] [--rounds 7] [--device cpu|cuda] [--directory DIR] [--json FILE]
 
-`samestep bench checkpoint`, with the goals of this project: the variants take turns on the same
-state and the same disk, and for each the time until training could continue is measured.
+The ways to save are interleaved on the same state and the same disk. Measured are the pause of the training, when the
+save is on disk, a step while it is written, and a restore.
 """
 
 from __future__ import annotations
 
 import argparse
 import tempfile
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import asdict
 from pathlib import Path
+from typing import Any
+
+import torch
 
 from samestep.bench.builtin import builtin_config, width_of_state
-from samestep.bench.checkpoint import measure_checkpoint
-from samestep.cli.bench.shared import print_document
-from samestep.config import override_config
-from samestep.distributed.context import create_run_context
+from samestep.bench.document import Document, machine_facts
+from samestep.bench.short_runs import backend_of, training_facts, trials
+from samestep.bench.statistics import spread_of
+from samestep.checkpoint.listing import newest_valid
+from samestep.checkpoint.resume import ResumePoint
+from samestep.cli.app import print_rows
+from samestep.config import Config, override_config
+from samestep.config.schema import CheckpointConfig
+from samestep.data.batch import Position
+from samestep.distributed.context import RunContext, create_run_context
 from samestep.distributed.hardware import detect_hardware
+from samestep.distributed.timed_calls import synchronize
+from samestep.errors import CheckpointError
+from samestep.report.format import format_bytes, format_seconds
+from samestep.run.run import Run
+from samestep.run.saver import Saver
+from samestep.step.step import Step
+from samestep.tracking.progress import TurnProgress
 
 GOALS = {"cpu": 0.2, "cuda": 0.1}
+CONTROL = "torch.save"
+_WAYS = ("behind", "waiting")
+"""Behind the training, or it waits for the disk."""
+_SECONDS_OF_STEPS = 0.3
+_MOST_STEPS = 50
+
+
+def measure_checkpoint(config: Config, context: RunContext, folder: Path, rounds: int) -> Document:
+    """Time saving and restoring a task's training in interleaved rounds; every rank calls this and gets the same.
+
+    The folder exists; each number of ranks leaves one of its own in it.
+    """
+    # A captured step writes to the tensors that it was captured with, and a restore brings others.
+    eager = config.speed.model_copy(update={"graph": False})
+    with trials(config, context) as opened, opened.run(speed=eager) as run, opened.steps(run) as steps:
+        next(steps)  # optimizers keep nothing before it
+        contest = SaveContest(run, steps, folder / f"world-{context.world}")
+        turns = contest.turns()
+        with TurnProgress(rounds * len(turns), context.log, context.is_main) as progress:
+            for number in range(rounds + 1):
+                for name, turn in turns.items():
+                    progress.begin(name)
+                    contest.take(turn, counts=number > 0)  # the first allocates and warms up
+                    if number:
+                        progress.end()
+        rows = contest.rows()
+        context.barrier()
+    facts = machine_facts(str(context.device), context.hosts) | training_facts(config)
+    return Document("checkpoint", facts, rows)
+
+
+Taken = dict[tuple[str, int], float]
+"""Seconds by what was done, and the number of ranks that had saved what was restored."""
+
+
+class SaveContest:
+    """One training that is saved in several ways, and restored."""
+
+    def __init__(self, run: Run, steps: Iterator[Step], folder: Path) -> None:
+        self._context, self._steps, self._folder = run.context, steps, folder
+        self._device, self._state = run.device, run.state
+        self._config = run.config
+        if self._context.is_main:
+            for how in _WAYS:
+                (folder / how).mkdir(parents=True)
+        self._context.barrier()
+        self._savers = {how: self._saver(folder / how, how == "behind") for how in _WAYS}
+        self._saves, self._count = 0, 0
+        self._seconds: dict[tuple[str, int], list[float]] = {}
+        self._bytes: dict[tuple[str, int], int] = {}
+
+    def _saver(self, folder: Path, asynchronous: bool, point: ResumePoint | None = None) -> Saver:
+        rules = CheckpointConfig(asynchronous=asynchronous, keep_last=1)
+        config = self._config.model_copy(update={"checkpoint": rules})
+        saver = Saver(config, self._context, folder, point)
+        state = self._state
+        saver.prepare(state.modules, state.optimizers, state.schedules)
+        return saver
+
+    def turns(self) -> dict[str, Callable[[], Taken]]:
+        """Return what is done in a round, by name."""
+        found: dict[str, Callable[[], Taken]] = {
+            CONTROL: self._torch_save,
+            "save": self._save_behind,
+            "save and wait": self._save_and_wait,
+            "steps": self._steps_beside,
+        }
+        for other in sorted(self._folder.parent.glob("world-*")):
+            found[f"restore of {other.name}"] = lambda other=other: self._restore(other)  # type: ignore[misc]
+        return found
+
+    def take(self, turn: Callable[[], Taken], counts: bool) -> None:
+        """One more turn, from the same moment on all ranks; the slowest one counts."""
+        self._context.barrier()
+        synchronize(self._device)
+        ranks = self._context.gather(turn())
+        for key in ranks[0] if counts else ():
+            self._seconds.setdefault(key, []).append(max(rank[key] for rank in ranks))
+
+    def _torch_save(self) -> Taken:
+        """No checksums and no fsync: the least that a person would write, on rank 0."""
+        began, state = time.perf_counter(), self._state
+        path = self._folder / "plain.pt"
+        if self._context.is_main:
+            modules = [module.state_dict() for module in state.modules]
+            optimizers = [optimizer.state_dict() for optimizer in state.optimizers]
+            torch.save({"modules": modules, "optimizers": optimizers}, path)
+            self._bytes[CONTROL, 0] = path.stat().st_size
+        return {(CONTROL, 0): time.perf_counter() - began}
+
+    def _save_behind(self) -> Taken:
+        began = time.perf_counter()
+        self._save("behind")
+        paused = time.perf_counter() - began
+        self._savers["behind"].wait()
+        return {("pause", 0): paused, ("save", 0): time.perf_counter() - began}
+
+    def _save_and_wait(self) -> Taken:
+        began = time.perf_counter()
+        self._save("waiting")
+        return {("pause, asynchronous: false", 0): time.perf_counter() - began}
+
+    def _save(self, how: str) -> None:
+        self._saves += 1
+        self._savers[how].save(Position(step=self._saves), {}, None)
+
+    def _steps_beside(self) -> Taken:
+        """Return a step with nothing else to do, and while a save is written."""
+        if not self._count:
+            each = max(self._context.gather(self._time_steps(3)))
+            self._count = min(_MOST_STEPS, max(3, round(_SECONDS_OF_STEPS / each)))
+        alone = self._time_steps(self._count)
+        self._save("behind")
+        beside = self._time_steps(self._count)
+        self._savers["behind"].wait()
+        return {("step", 0): alone, ("step beside a save", 0): beside}
+
+    def _time_steps(self, count: int) -> float:
+        began = time.perf_counter()
+        for _ in range(count):
+            next(self._steps)
+        synchronize(self._device)
+        return (time.perf_counter() - began) / count
+
+    def _restore(self, saved: Path) -> Taken:
+        """As a resumed run does: find the newest, check it, read it, and load it."""
+        began = time.perf_counter()
+        checkpoints = saved / "behind" / "checkpoints"
+        found = newest_valid(checkpoints, lambda line: None)
+        if found is None or found.manifest is None:
+            raise CheckpointError(f"{checkpoints} has no checkpoint that can be restored")
+        self._saver(saved / "behind", True, ResumePoint(found.folder, found.manifest))
+        synchronize(self._device)
+        world = int(saved.name.rpartition("-")[2])
+        key = "restore", world
+        self._bytes[key] = _bytes_in(found.folder)
+        return {key: time.perf_counter() - began}
+
+    def rows(self) -> list[dict[str, Any]]:
+        """Return what each took; on every rank the same."""
+        context = self._context
+        sizes = context.broadcast(self._bytes)
+        written = sizes["restore", context.world]
+        return [
+            {
+                "action": action,
+                "world": context.world,
+                "backend": backend_of(context),
+                "bytes": sizes.get((action, saved_by), 0 if action.startswith("step") else written),
+                "seconds": seconds,
+                **asdict(spread_of(seconds)),
+                **({"saved_by": saved_by} if saved_by else {}),
+            }
+            for (action, saved_by), seconds in self._seconds.items()
+        ]
+
+
+def _bytes_in(folder: Path) -> int:
+    return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
 
 
 def main() -> None:
@@ -28,14 +205,23 @@ def main() -> None:
     parser.add_argument("--megabytes", type=int, default=500)
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
+    parser.add_argument("--directory", type=Path, help="on the disk to measure")
     parser.add_argument("--json", type=Path)
     arguments = parser.parse_args()
     config = override_config(
         builtin_config(width=width_of_state(arguments.megabytes)), [f"distributed.device={arguments.device}"]
     )
-    with tempfile.TemporaryDirectory() as folder, create_run_context(config, detect_hardware()) as context:
+    with (
+        tempfile.TemporaryDirectory(dir=arguments.directory) as folder,
+        create_run_context(config, detect_hardware()) as context,
+    ):
         found = measure_checkpoint(config, context, Path(folder), arguments.rounds)
-    print_document(found)
+    rows = [
+        (row["action"], format_seconds(row["median"]), format_seconds(row["low"]), format_seconds(row["high"]),
+         format_bytes(row["bytes"]))
+        for row in found.rows
+    ]  # fmt: skip
+    print_rows(("action", "median", "low", "high", "bytes"), rows)
     print(f"goal: a pause of at most {GOALS[arguments.device]} times torch.save")
     if arguments.json:
         found.write(arguments.json)

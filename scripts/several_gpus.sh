@@ -22,9 +22,9 @@ gpus=$("$python" -c 'import torch; print(torch.cuda.device_count())')
 if [ "$gpus" -lt 2 ]; then
   echo "this machine has $gpus GPU(s). Not measurable here: NCCL between GPUs, SyncBatchNorm, and scaling beyond one GPU."
   if [ "$gpus" -eq 1 ]; then
-    echo "What one GPU can show: $python -m pytest -m gpu; samestep bench all --worlds 1 --output $folder"
+    echo "What one GPU can show: $python -m pytest -m gpu; samestep bench scaling --worlds 1; samestep bench memory --worlds 1"
   else
-    echo "What CPUs can show: make test; samestep bench all --quick --output $folder"
+    echo "What CPUs can show: make test; samestep bench scaling --quick"
   fi
   exit 3
 fi
@@ -56,7 +56,10 @@ part nccl-verify "$python" -m samestep verify "$folder/config.json" --worlds "$w
 part sync-batchnorm "$python" -m samestep launch --nproc "$gpus" "$folder/config.json" \
   run_dir="$folder/sync-batchnorm" same=samples distributed.sync_batchnorm=true
 part gpu-tests "$python" -m pytest -q -m gpu
-part bench "$python" -m samestep bench all --worlds "$worlds" --output "$folder/results"
+mkdir -p "$folder/results"
+part scaling "$python" -m samestep bench scaling --worlds "$worlds" --output "$folder/results/scaling.json"
+part memory "$python" -m samestep bench memory --worlds "$worlds" --output "$folder/results/memory.json"
+part nccl "$python" -m samestep bench comm --worlds "${worlds#1,}" --output "$folder/results/comm.json"
 # Beside nccl's messages, which are among the results already.
 part gloo "$python" -m samestep bench comm "$folder/config.json" distributed.backend=gloo --worlds "${worlds#1,}" \
   --output "$folder/results/comm-gloo.json"

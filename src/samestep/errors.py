@@ -51,10 +51,6 @@ NO_SUGGESTION = 8
 """Exit code of `samestep tune lr` when the losses suggest no learning rate."""
 
 
-SLOWER = 9
-"""Exit code of `samestep bench report --against` when something is significantly slower."""
-
-
 class SamestepError(Exception):
     """The root: catch this to catch everything samestep raises on purpose."""
 

@@ -24,7 +24,7 @@ def test_without_several_gpus_it_says_what_is_not_measurable(tmp_path: Path) -> 
     )
     assert done.returncode == 3, done.stderr
     assert "this machine has 0 GPU(s). Not measurable here: NCCL between GPUs" in done.stdout
-    assert "samestep bench all --quick" in done.stdout
+    assert "samestep bench scaling --quick" in done.stdout
     assert not list(tmp_path.iterdir())
 
 

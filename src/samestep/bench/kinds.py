@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
-from samestep.bench import checkpoint_report, comm_report, loader_report, memory_report, scaling_report
+from samestep.bench import comm_report, memory_report, scaling_report
 from samestep.bench.document import Document
 from samestep.bench.presentation import Presentation
 from samestep.bench.scaling_figures import with_efficiency
@@ -14,8 +14,6 @@ _PRESENTED: Mapping[str, Callable[[Document], Presentation]] = {
     "comm": comm_report.present,
     "scaling": scaling_report.present,
     "memory": memory_report.present,
-    "loader": loader_report.present,
-    "checkpoint": checkpoint_report.present,
 }
 """By a document's kind."""
 

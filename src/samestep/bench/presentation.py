@@ -44,13 +44,13 @@ def write_html(document: Document, shown: Presentation, path: Path) -> None:
     write_page(path, shown.title, f"<h1>{html.escape(shown.title)}</h1>\n{section(shown)}", facts)
 
 
-def section(shown: Presentation) -> str:
-    """Return a measurement as a part of a page, below a title."""
+def section(shown: Presentation, wide: bool = False, tag: str = "h2", most: int | None = None) -> str:
+    """Return a measurement as a part of a page, below a title; `tag` and `most` as of `table_html`."""
     verdicts = "".join(f"<li>{html.escape(verdict)}</li>" for verdict in shown.verdicts)
-    tables = "\n".join(table_html(table) for table in shown.tables)
+    tables = "\n".join(table_html(table, tag, most) for table in shown.tables)
     return f"""<p>{html.escape(shown.heading)}.</p>
 {f"<ul>{verdicts}</ul>" if verdicts else ""}
-{chart(shown.panels) if shown.panels else ""}
+{chart(shown.panels, wide=wide) if shown.panels else ""}
 {tables}"""
 
 

@@ -15,7 +15,7 @@ from samestep.bench.document import Document
 from samestep.bench.presentation import Presentation, Table
 from samestep.bench.report.panels import efficiency_panels, memory_panels, phase_panels
 from samestep.cli import app
-from tests.unit.bench.results import comm, document, figure, leak, machine, memory, scaling, timed
+from tests.unit.bench.results import comm, document, figure, leak, machine, memory, scaling
 
 EVIL = "</script><b>[red]x"
 
@@ -28,7 +28,7 @@ def _plain(found: Document) -> Presentation:
 @pytest.fixture
 def results(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder with results of all kinds, each of which can be shown."""
-    for kind in ("scaling", "memory", "checkpoint", "loader"):
+    for kind in ("scaling", "memory"):
         monkeypatch.setitem(kinds._PRESENTED, kind, _plain)  # type: ignore[index]
     phases = {name: figure(0.01) for name in ("data", "compute", "exchange", "update", "wait")}
     documents = [
@@ -42,8 +42,6 @@ def results(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         ),
         document("comm", [comm("broadcast", 2, 1024 * 4**power, 1e-4) for power in range(3)]),
         document("memory", [memory("weights", 1 << 20, 1 << 20), leak(0.0, -5.0, 5.0, False)]),
-        document("checkpoint", [{"action": "save", "world": 1, "backend": "gloo", "bytes": 9, **timed(0.1)}]),
-        document("loader", [{"workers": 2, "prefetch": 2, "world": 1, "backend": "gloo", **timed(0.1)}]),
     ]
     folder = tmp_path / "results"
     folder.mkdir()
@@ -63,10 +61,10 @@ def test_a_page_tables_and_a_picture(results: Path, tmp_path: Path) -> None:
     assert done.exit_code == 0, done.stderr
     found = json.loads(done.stdout)
     assert [target["state"] for target in found["targets"]].count("pass") == 3
-    assert found["machines"][0]["rows"] == {"scaling": 3, "comm": 3, "memory": 2, "loader": 1, "checkpoint": 1}
+    assert found["machines"][0]["rows"] == {"scaling": 3, "comm": 3, "memory": 2}
     text = page.read_text(encoding="utf-8")
     assert EVIL not in text
-    for words in ("Targets", "Scaling efficiency", "Where the time", "Memory", "All of loader"):
+    for words in ("Targets", "Scaling efficiency", "Where the time", "Memory", "All of memory"):
         assert words in text
     assert text.index("Targets") < text.index("Scaling efficiency") < text.index("All of scaling")
     assert picture.read_bytes().startswith(b"\x89PNG")
@@ -75,9 +73,7 @@ def test_a_page_tables_and_a_picture(results: Path, tmp_path: Path) -> None:
     assert [row["world"] for row in rows] == ["1", "2", "2"]
     assert float(rows[1]["efficiency.median"]) == pytest.approx(0.1 / (2 * 0.06))
     assert len(rows[0]["seconds"].split()) == 5
-    assert sorted(path.stem for path in folder.glob("*.csv")) == [
-        "checkpoint", "comm", "loader", "memory", "scaling", "targets",
-    ]  # fmt: skip
+    assert sorted(path.stem for path in folder.glob("*.csv")) == ["comm", "memory", "scaling", "targets"]
 
 
 @pytest.mark.requirement("003-T5-12")
@@ -87,8 +83,8 @@ def test_one_csv_has_all_rows(results: Path, tmp_path: Path) -> None:
     assert "targets pass" in done.stdout
     with (tmp_path / "all.csv").open(newline="") as file:
         rows = list(csv.DictReader(file))
-    assert len(rows) == 10
-    assert {row["kind"] for row in rows} == {"scaling", "comm", "memory", "loader", "checkpoint"}
+    assert len(rows) == 8
+    assert {row["kind"] for row in rows} == {"scaling", "comm", "memory"}
 
 
 @pytest.mark.parametrize(("option", "name"), [("--report", "a.html"), ("--csv", "a.csv"), ("--picture", "a.png")])
@@ -101,27 +97,6 @@ def test_other_files_are_kept_unless_forced(option: str, name: str, results: Pat
     assert theirs.read_text() == "theirs"
     assert report(results, option, theirs, "--force").exit_code == 0
     assert theirs.read_bytes() != b"theirs"
-
-
-def test_against_earlier_results(results: Path, tmp_path: Path) -> None:
-    """All times of the earlier ones a tenth shorter."""
-    earlier, page = tmp_path / "earlier", tmp_path / "out.html"
-    earlier.mkdir()
-    made = Document.read(results / "comm.json")
-    rows = [{**row, **timed(0.9 * row["median"])} for row in made.rows]
-    Document("comm", {**made.machine, "torch": "1.0"}, rows).write(earlier / "comm.json")
-    done = report(results, "--against", earlier, "--report", page)
-    assert done.exit_code == 9, done.stderr
-    assert "3 slower" in done.stdout
-    assert "caution: torch: 1.0 before, 2.11.0 now" in done.stdout
-    assert "Against earlier results" in page.read_text(encoding="utf-8")
-    assert report(earlier, "--against", results / "comm.json").exit_code == 0
-    assert report(results, "--against", earlier, "--tolerance", "0.2").exit_code == 0
-    found = json.loads(report(results, "--against", earlier, "--json").stdout)["against"]
-    assert (found["worse"], found["changes"][0]["verdict"]) == (3, "slower")
-    nothing = report(earlier, "--against", results / "loader.json")
-    assert nothing.exit_code == 2
-    assert "no figure in common" in nothing.stderr
 
 
 def test_a_kind_that_nobody_knows_is_refused(tmp_path: Path) -> None:

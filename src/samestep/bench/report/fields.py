@@ -19,13 +19,12 @@ from pydantic import (
 from samestep.bench.statistics import Spread
 from samestep.errors import TextError
 from samestep.parsing.limits import short
-from samestep.report.format import format_bytes
 
 Row = Mapping[str, Any]
 
 _IDENTITY = (
     "mode", "workload", "variant", "precision", "world", "backend", "lanes", "global_batch", "operation", "bytes",
-    "part", "lanes_per_rank", "action", "workers", "prefetch",
+    "part", "lanes_per_rank",
 )  # fmt: skip
 """Fields that say what was measured; the others say what came out."""
 _SPREAD = ("median", "low", "high")
@@ -36,17 +35,6 @@ def identity(kind: str, row: Row) -> tuple[object, ...]:
     leak = row.get("leak") or {}
     whose = ("leak" in row, leak.get("rank"), leak.get("memory"))
     return (kind, *whose, *(row.get(name) for name in _IDENTITY))
-
-
-def describe(kind: str, row: Row) -> str:
-    """Return what a row measured, in words."""
-    named = [str(row[name]) for name in ("mode", "workload", "variant", "precision", "operation", "action", "part") if row.get(name) is not None]  # fmt: skip
-    if kind == "comm":
-        named.append(format_bytes(row["bytes"]))
-    counted = [f"{row[n]} {n.replace('_', ' ')}" for n in ("workers", "prefetch", "lanes_per_rank") if row.get(n) is not None]  # fmt: skip
-    world = "1 rank" if row["world"] == 1 else f"{row['world']} ranks"
-    backend = [str(row["backend"])] if row.get("backend") else []
-    return f"{kind}: {', '.join([*named, *counted, world, *backend])}"
 
 
 def spread(row: Row) -> Spread:
@@ -99,16 +87,6 @@ class _Memory(_Row):
     high: float | None = None
 
 
-class _Checkpoint(_Timed):
-    action: str
-    bytes: NonNegativeInt
-
-
-class _Loader(_Timed):
-    workers: NonNegativeInt
-    prefetch: NonNegativeInt
-
-
 class _Comm(_Timed):
     operation: str
     bytes: NonNegativeInt
@@ -130,9 +108,7 @@ class _Leak(_Row):
     leak: _Growth
 
 
-_KINDS: Mapping[str, type[_Row]] = {
-    "scaling": _Scaling, "memory": _Memory, "checkpoint": _Checkpoint, "loader": _Loader, "comm": _Comm,
-}  # fmt: skip
+_KINDS: Mapping[str, type[_Row]] = {"scaling": _Scaling, "memory": _Memory, "comm": _Comm}
 
 
 def check_rows(file: Path, kind: str, rows: object) -> None:

@@ -9,8 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from samestep.bench.kinds import present
-from samestep.bench.presentation import Presentation, Table, table_html
-from samestep.bench.report.against import COLUMNS, Comparison
+from samestep.bench.presentation import Presentation, section
 from samestep.bench.report.panels import efficiency_panels, memory_panels, phase_panels, throughput_panels
 from samestep.bench.report.results import Machine, Result, machines_of
 from samestep.bench.report.targets import FAIL, PASS, Target, targets_of
@@ -124,15 +123,18 @@ def _with_machine(text: str, label: str) -> str:
     return f"{text} ({label})" if label else text
 
 
-def write_report(report: Report, path: Path, compared: Comparison | None = None, force: bool = False) -> None:
+def write_report(report: Report, path: Path, force: bool = False) -> None:
     """Write the page."""
     title = "What these machines can do"
     figures = "\n".join(
         f"<h2>{html.escape(figure.title)}</h2><p>{html.escape(figure.note)}</p>{chart(figure.panels, wide=True)}"
         for figure in report.figures
     )
-    sections = "\n".join(map(_section, report.sections))
-    body = f"<h1>{title}</h1>\n{_targets(report)}\n{_against(compared)}\n{figures}\n{sections}"
+    sections = "\n".join(
+        f"<h2>{html.escape(part.title)}</h2>{section(part.shown, wide=True, tag='h3', most=_FOLDED)}"
+        for part in report.sections
+    )
+    body = f"<h1>{title}</h1>\n{_targets(report)}\n{figures}\n{sections}"
     write_page(path, title, body, _facts(report.machines), force)
 
 
@@ -146,36 +148,6 @@ def _targets(report: Report) -> str:
     return f"""<h2>Targets</h2><p>{html.escape(report.summary)}. A figure is a median with the range that holds the true one in
 about 95 of 100 measurements.</p>
 {html_table(TARGET_COLUMNS, rows)}"""
-
-
-def _against(compared: Comparison | None) -> str:
-    if compared is None:
-        return ""
-    cautions = "".join(f"<li>{html.escape(text)}</li>" for text in compared.cautions)
-    kinds = (
-        ("Changed", compared.changed, None),
-        ("Not changed", compared.unchanged, 0),
-        ("Too few rounds to tell", compared.undecided, 0),
-    )
-    tables = "\n".join(
-        table_html(Table(title, COLUMNS, [change.cells() for change in changes]), "h3", most)
-        for title, changes, most in kinds
-        if changes
-    )
-    good = "kept" if compared.unchanged or compared.changed else ""
-    mark = "broken" if compared.worse else good
-    return f"""<h2>Against earlier results</h2><p class="{mark}">{html.escape(compared.summary)}.</p>
-{f"<p>Also different:</p><ul>{cautions}</ul>" if cautions else ""}{tables}"""
-
-
-def _section(section: Section) -> str:
-    shown = section.shown
-    verdicts = "".join(f"<li>{html.escape(verdict)}</li>" for verdict in shown.verdicts)
-    tables = "\n".join(table_html(table, "h3", _FOLDED) for table in shown.tables)
-    return f"""<h2>{html.escape(section.title)}</h2><p>{html.escape(shown.heading)}.</p>
-{f"<ul>{verdicts}</ul>" if verdicts else ""}
-{chart(shown.panels, wide=True) if shown.panels else ""}
-{tables}"""
 
 
 def _facts(machines: Sequence[Machine]) -> dict[str, str]:

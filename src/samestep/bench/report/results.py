@@ -13,7 +13,7 @@ from samestep.bench.scaling_figures import with_efficiency
 from samestep.errors import PlanError, TextError
 from samestep.parsing.json_text import read_json
 
-KINDS = ("scaling", "comm", "memory", "loader", "checkpoint")
+KINDS = ("scaling", "comm", "memory")
 """In the order of a report; others come after them."""
 _MACHINE = ("device", "cpus", "system", "python", "torch", "samestep")
 """Facts that make figures comparable. Not the hosts: a curve over nodes has other ones at each point."""

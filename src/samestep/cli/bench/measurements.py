@@ -1,104 +1,20 @@
-"""The commands that measure machines, the links between them, and trainings on them."""
+"""The commands that measure machines, the links between them, and trainings on them; one page of their results."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from samestep.cli.bench.shared import Asked, Measurement, Rounds, measuring
+from samestep.cli.app import AsJson, Force, guarded, print_rows, refuse_outputs, usable
+from samestep.cli.bench.shared import Asked, Measurement, Rounds, bench_app, measuring
 from samestep.environment.variables import export
 
 if TYPE_CHECKING:
     from samestep.bench.document import Document
     from samestep.distributed.context import RunContext
-
-
-Directory = Annotated[Path, typer.Option(help="On the disk to measure; nothing is left in it.", metavar="DIR")]
-Megabytes = Annotated[
-    int | None, typer.Option(min=1, max=100_000, help="Without a config: of its state; 100 (quick: 20).")
-]
-Inside = Annotated[Path | None, typer.Option(hidden=True)]
-"""Where ranks that this command has started write."""
-
-
-@measuring
-def checkpoint(
-    asked: Asked,
-    directory: Directory = Path(),
-    megabytes: Megabytes = None,
-    rounds: Rounds = None,
-    inside: Inside = None,
-) -> Measurement:
-    """Measure how long training pauses for a save, when it is on disk, and what a restore takes.
-
-    With --worlds it starts ranks; else it is a process alone, or a rank of any launcher.
-
-    Example: samestep bench checkpoint --worlds 1,2 --megabytes 500
-    """
-    from samestep.bench.builtin import builtin_config, width_of_state
-    from samestep.errors import PlanError
-
-    if asked.file is not None and megabytes is not None:
-        raise PlanError("--megabytes is for the built-in training: the config has its own size")
-    turns = rounds or (3 if asked.quick else 7)
-    width = width_of_state(megabytes or (20 if asked.quick else 100))
-    config = asked.load(lambda: builtin_config(width=width))
-    options = ["--rounds", str(turns)]
-    if asked.start.counts:
-        # One folder for all numbers of ranks, so that one restores what another has saved.
-        folder = asked.scope.enter_context(folder_in(directory))
-        options += ["--inside", str(folder.resolve())]
-
-    def measure(place: RunContext) -> Document:
-        from samestep.bench.checkpoint import measure_checkpoint
-
-        with _folder_of_ranks(place, directory, inside) as folder:
-            return measure_checkpoint(config, place, folder, turns)
-
-    return Measurement(config, options, measure)
-
-
-@contextmanager
-def folder_in(directory: Path) -> Iterator[Path]:
-    """A folder of our own in a directory of the user's; removed with all that is in it, and nothing else.
-
-    Raises:
-        PlanError: if there is no such directory, or nobody may write there.
-    """
-    import shutil
-    import tempfile
-
-    from samestep.errors import PlanError
-
-    try:
-        made = Path(tempfile.mkdtemp(prefix="samestep-bench-", dir=directory))
-    except OSError as error:
-        raise PlanError(
-            f"--directory is {directory}, and no folder can be made in it: {error.strerror}. Give a directory "
-            "that exists, on the disk to measure"
-        ) from None
-    try:
-        yield made
-    finally:
-        shutil.rmtree(made, ignore_errors=True)
-
-
-@contextmanager
-def _folder_of_ranks(place: RunContext, directory: Path, inside: Path | None) -> Iterator[Path]:
-    """Yield the folder that these ranks write to, which rank 0 makes and removes."""
-    if inside is not None:
-        yield inside
-    elif place.is_main:
-        with folder_in(directory) as folder:
-            yield place.broadcast(folder.resolve())
-            place.barrier()
-    else:
-        yield place.broadcast(directory)
-        place.barrier()
 
 
 Operations = Annotated[str, typer.Option(help="Such as all-reduce,broadcast; all of them, if not given.")]
@@ -144,46 +60,6 @@ def _operations(given: str) -> list[str]:
     if unknown:
         raise PlanError(f"--operations has {', '.join(unknown)}: there are {', '.join(OPERATIONS)}")
     return list(dict.fromkeys(names))
-
-
-Workers = Annotated[str, typer.Option(help="Loader processes of a rank; 0,1,2,4 (quick: 0,2), if not given.")]
-Prefetch = Annotated[str, typer.Option(help="Lane batches that each reads ahead; 2,4 (quick: 2), if not given.")]
-
-
-@measuring
-def loader(asked: Asked, workers: Workers = "", prefetch: Prefetch = "", rounds: Rounds = None) -> Measurement:
-    """Measure whether data is the bottleneck, and recommend loader.workers and loader.prefetch.
-
-    With --worlds it starts ranks; else it is a process alone, or a rank of any launcher.
-
-    Example: samestep bench loader config.yaml --workers 0,2,4
-    """
-    from samestep.bench.builtin import builtin_config
-    from samestep.launch.run.worlds import parse_counts
-
-    workers = workers or ("0,2" if asked.quick else "0,1,2,4")
-    prefetch = prefetch or ("2" if asked.quick else "2,4")
-    turns = rounds or (3 if asked.quick else 7)
-    tried, ahead = _with_none(workers), parse_counts(prefetch, "--prefetch")
-    config = asked.load(builtin_config)
-
-    def measure(place: RunContext) -> Document:
-        from samestep.bench.loader import measure_loader
-
-        return measure_loader(config, place, tried, ahead, turns)
-
-    options = ["--workers", workers, "--prefetch", prefetch, "--rounds", str(turns)]
-    return Measurement(config, options, measure)
-
-
-def _with_none(text: str) -> tuple[int, ...]:
-    """Return numbers of workers, of which 0 is one."""
-    from samestep.launch.run.worlds import parse_counts
-
-    parts = [part.strip() for part in text.split(",")]
-    some = [part for part in parts if part != "0"]
-    counts = parse_counts(",".join(some), "--workers") if some else ()
-    return (0, *counts) if "0" in parts else counts
 
 
 _STEPS, _QUICK_STEPS = 2000, 200
@@ -271,3 +147,51 @@ def scaling(
 
     more = threads_of_ranks(request, config) if asked.start.counts else []
     return Measurement(config, request.options(), measure, more)
+
+
+Results = Annotated[
+    list[Path],
+    typer.Argument(callback=usable, help="Results of samestep bench, or folders of them.", metavar="RESULT..."),
+]
+Page = Annotated[Path | None, typer.Option("--report", callback=usable, help="Where the HTML page goes.")]
+Csv = Annotated[Path | None, typer.Option(callback=usable, help="Where the rows go: one FILE.csv, or a folder.")]
+Picture = Annotated[Path | None, typer.Option(callback=usable, help="Where the plots go, in .png, .svg or .pdf.")]
+
+
+@bench_app.command()
+def report(
+    results: Results,
+    page: Page = None,
+    csv: Csv = None,
+    picture: Picture = None,
+    as_json: AsJson = False,
+    force: Force = False,
+) -> None:
+    """Join results of any machines and worlds into one page, and judge every target by them.
+
+    Example: samestep bench report results --report bench.html
+    """
+    with guarded():
+        from samestep.bench.report.csv_files import refuse_csv, write_csv
+        from samestep.bench.report.report import TARGET_COLUMNS, make_report, write_report
+        from samestep.bench.report.results import read_results
+        from samestep.report.picture import write_panels
+
+        refuse_outputs(page, picture, force=force)
+        if csv is not None:
+            refuse_csv(csv, force)
+        made = make_report(read_results(results))
+        if as_json:
+            typer.echo(json.dumps(made.as_json()))
+        else:
+            print_rows(TARGET_COLUMNS, made.target_cells())
+            typer.echo(f"{made.summary}.")
+        if csv is not None:
+            write_csv(made, csv)
+            typer.echo(f"Rows: {csv}", err=True)
+        if picture is not None:
+            write_panels("What these machines can do", made.panels, picture, force)
+            typer.echo(f"Plots: {picture}", err=True)
+        if page is not None:
+            write_report(made, page, force)
+            typer.echo(f"Page: {page}", err=True)
