@@ -21,8 +21,7 @@ from torch import Tensor, nn
 from torch.optim import AdamW, Optimizer
 from torch.utils.data import DataLoader
 
-from samestep.bench.models import GPT, ConvNet, GPTSize, mlp
-from samestep.bench.workloads import HostData, collate_nothing
+from samestep.bench.workloads import GPT, ConvNet, GPTSize, HostData, collate_nothing, mlp
 
 SEED = 0
 LOG_EVERY = 10

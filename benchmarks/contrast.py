@@ -18,8 +18,7 @@ from torch.optim import AdamW, Optimizer
 from torch.utils.data import DataLoader
 from variants import repeat_forever
 
-from samestep.bench.models import Block
-from samestep.bench.workloads import HostData, collate_nothing
+from samestep.bench.workloads import Block, HostData, collate_nothing
 from samestep.losses import supcon
 
 

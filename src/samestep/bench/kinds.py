@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from samestep.bench import comm_report, memory_report, scaling_report
 from samestep.bench.document import Document
 from samestep.bench.presentation import Presentation
-from samestep.bench.scaling_figures import with_efficiency
+from samestep.bench.scaling_report import with_efficiency
 from samestep.errors import TextError
 
 _PRESENTED: Mapping[str, Callable[[Document], Presentation]] = {

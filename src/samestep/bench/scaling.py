@@ -17,8 +17,8 @@ import torch
 
 from samestep.bench.baselines import Advance, LoopContext, Unsupported, open_ddp, open_samestep, refuse_small_data
 from samestep.bench.document import Document, machine_facts
-from samestep.bench.scaling_figures import Cores, RankStep, phases_of, ratio_of, share_cores, slow_ranks
 from samestep.bench.scaling_plan import DDP, KIND, MODES, SAMESTEP, Part, ScalingRequest
+from samestep.bench.scaling_report import Cores, RankStep, phases_of, ratio_of, share_cores, slow_ranks
 from samestep.bench.statistics import spread_of
 from samestep.bench.workloads import WorkloadTask, workload_of
 from samestep.config import Config

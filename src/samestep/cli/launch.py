@@ -240,7 +240,7 @@ def _show(prepared: Launch, show: bool, write: Path | None) -> None:
         print_rows(("", "plan"), prepared.summary(), err=True)
         typer.echo(script, nl=False)
     if write is not None:
-        from samestep.launch.run.private_file import write_private
+        from samestep.launch.run.slurm import write_private
 
         try:
             write_private(write, script, 0o700, new=True)

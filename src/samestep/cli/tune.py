@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+import os
+import time
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -26,16 +29,61 @@ from samestep.cli.app import (
     usable,
 )
 from samestep.cli.bench.shared import Hosts, Nodes, Page, Start, ViaOption, Worlds, print_presentation
-from samestep.cli.config_layer import Setting, refuse_layer, write_layer
 from samestep.cli.ranks import as_rank
 from samestep.distributed.signals import DeferredSignals
 from samestep.environment.variables import process_environment
-from samestep.errors import NO_SUGGESTION, MissingExtraError, RunDirError
+from samestep.errors import NO_SUGGESTION, MissingExtraError, OutputError, RunDirError
 
 if TYPE_CHECKING:
     from samestep.bench.tuning.lr_range_test import RangeTestResult
     from samestep.bench.tuning.recommend import Advised
     from samestep.config import Config
+
+
+@dataclass(frozen=True)
+class Setting:
+    """A key that a layer sets."""
+
+    key: str
+    value: Any
+    remarks: Sequence[str] = ()
+    """Lines above it."""
+
+
+def refuse_layer(path: Path) -> None:
+    """Refuse a file that is there, or no config; before the work of a command."""
+    if path.suffix.lower() not in (".yaml", ".yml"):
+        raise OutputError(f"{path}: a config is written there: end its name in .yaml")
+    if path.exists() or path.is_symlink():
+        raise OutputError(f"{path} exists already, and is kept: name another file")
+    if not path.parent.is_dir():
+        raise OutputError(f"{path}: there is no directory {path.parent}")
+
+
+def write_layer(path: Path, config: Path, command: str, settings: Sequence[Setting]) -> None:
+    """Write it."""
+    from samestep.checkpoint.files import write_whole
+
+    refuse_layer(path)
+    below = os.path.relpath(config.resolve(), path.parent.resolve())
+    lines = [
+        f"# Recommended by {command}, {time.strftime('%Y-%m-%d')}. Measure again on other machines.",
+        f"include: {json.dumps(below)}",
+    ]
+    for one in settings:
+        lines += ["", *(f"# {' '.join(remark.split())}" for remark in one.remarks), _line(one)]
+    try:
+        write_whole(path, "\n".join(lines) + "\n")
+    except OSError as error:
+        raise OutputError(f"{path} cannot be written: {error.strerror or error}") from None
+
+
+def _line(setting: Setting) -> str:
+    first, *inside = setting.key.split(".")
+    value = setting.value
+    for name in reversed(inside):
+        value = {name: value}
+    return f"{first}: {json.dumps(value)}"
 
 
 tune_app = typer.Typer(help="Measure which settings suit a training on this machine.", no_args_is_help=True)

@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Set
 
 from samestep.config.evaluation import RETRIEVAL_METRICS
-from samestep.config.names import optimizer_mistakes, schedule_mistakes
+from samestep.config.names import optimizer_mistakes, schedule_mistakes, torch_optimizers, torch_schedulers
 from samestep.config.schema import ALLOWED_KEYS, Config
-from samestep.config.torch_classes import torch_optimizers, torch_schedulers
 from samestep.errors import Mistake, PlanError
 
 

@@ -9,8 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from samestep.environment.fact import Fact
-from samestep.environment.node_lists import expand_counts, expand_hosts
-from samestep.environment.ports import rendezvous_ports
+from samestep.environment.node_lists import expand_counts, expand_hosts, rendezvous_ports
 from samestep.environment.variables import LAUNCH_ID
 from samestep.errors import LaunchError
 from samestep.parsing.limits import short

@@ -24,7 +24,7 @@ from samestep.checkpoint.files import sha256_of
 from samestep.checkpoint.run_result import read_result
 from samestep.config import Config
 from samestep.environment.launch import detect_launch
-from samestep.environment.user_key import key_path, make_key, read_key
+from samestep.environment.secret import key_path, make_key, read_key
 from samestep.environment.variables import process_environment
 from samestep.errors import CheckpointError, NotTrusted, TextError
 from samestep.launch.commands.recorded import RecordedCommand

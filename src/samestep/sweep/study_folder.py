@@ -17,7 +17,7 @@ from samestep.checkpoint.files import write_whole
 from samestep.checkpoint.ownership import claim
 from samestep.config import Config
 from samestep.config.schema import PLANNED_KEYS, SHAPING_KEYS
-from samestep.environment.user_key import make_key, read_key
+from samestep.environment.secret import make_key, read_key
 from samestep.errors import RunDirError, TextError
 from samestep.parsing.files import is_file
 from samestep.parsing.json_text import parse_json, read_json

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from samestep.bench.scaling_figures import Cores, RankStep, phases_of, share_cores, slow_ranks, split_step
+from samestep.bench.scaling_report import Cores, RankStep, phases_of, share_cores, slow_ranks, split_step
 
 
 @pytest.mark.requirement("003-T5-4")

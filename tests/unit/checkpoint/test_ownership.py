@@ -20,7 +20,7 @@ from samestep.cli import app
 from samestep.cli.starter import write_starter
 from samestep.config import load_config
 from samestep.errors import ConfigError, LaunchError, OutputError, RunDirError
-from samestep.launch.run.private_file import write_private
+from samestep.launch.run.slurm import write_private
 from samestep.run.run_dir import RunDir
 from samestep.train.record import Recorder
 from samestep.verify.verify import _fresh_folder

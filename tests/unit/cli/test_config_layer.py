@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from samestep.cli.config_layer import Setting, refuse_layer, write_layer
+from samestep.cli.tune import Setting, refuse_layer, write_layer
 from samestep.config import load_config
 from samestep.errors import OutputError
 

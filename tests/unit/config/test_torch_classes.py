@@ -9,8 +9,7 @@ import sys
 import torch
 from torch.optim import Optimizer, lr_scheduler
 
-from samestep.config.names import arguments_of, classes_of
-from samestep.config.torch_classes import torch_optimizers, torch_schedulers
+from samestep.config.names import arguments_of, classes_of, torch_optimizers, torch_schedulers
 
 
 def test_the_source_has_the_classes_and_arguments_of_the_modules() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from samestep.environment.ports import job_rendezvous, rendezvous_ports
+from samestep.environment.node_lists import job_rendezvous, rendezvous_ports
 
 
 def test_jobs_meet_at_their_own_ports_below_the_ephemeral_ones() -> None:

@@ -24,8 +24,7 @@ from samestep.errors import LaunchError, PlanError, UserError
 from samestep.launch.commands.mpirun import ProgramCommand, flavour_of, mpirun_command
 from samestep.launch.commands.rank_command import RankCommand
 from samestep.launch.commands.size import Host, Size, parse_hosts
-from samestep.launch.commands.slurm import directives, slurm_job
-from samestep.launch.commands.srun import srun_command
+from samestep.launch.commands.slurm import directives, slurm_job, srun_command
 from samestep.launch.commands.ssh import ssh_commands
 from samestep.launch.commands.summary import more_processes_may_help, plan_rows
 from samestep.launch.commands.torchrun import TorchrunCommand, torchrun_command

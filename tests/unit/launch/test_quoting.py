@@ -26,7 +26,7 @@ from hypothesis import strategies as st
 from samestep.config import Config, load_config
 from samestep.config.secrets import referred
 from samestep.environment.interpreter import interpreter_words
-from samestep.environment.ports import rendezvous_ports
+from samestep.environment.node_lists import rendezvous_ports
 from samestep.errors import ConfigError, LaunchError
 from samestep.launch.commands.mpirun import mpirun_command
 from samestep.launch.commands.rank_command import RankCommand, quoted

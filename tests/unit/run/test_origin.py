@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 from samestep.checkpoint.ownership import claim
 from samestep.cli import app
 from samestep.config import load_config
-from samestep.environment.user_key import key_path, make_key, read_key
+from samestep.environment.secret import key_path, make_key, read_key
 from samestep.errors import LaunchError, NotTrusted
 from samestep.launch.commands.rank_command import RankCommand
 from samestep.launch.commands.recorded import VARIABLE, RecordedCommand

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from samestep.bench.report.fields import Row, spread
-from samestep.bench.report.results import Machine
+from samestep.bench.report.results import Machine, Row, spread
 from samestep.bench.report.targets import OURS
 from samestep.bench.statistics import Spread
 from samestep.report.chart import COLORS, Line, Panel

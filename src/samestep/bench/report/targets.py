@@ -6,8 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 
-from samestep.bench.report.fields import Row, spread
-from samestep.bench.report.results import Machine
+from samestep.bench.report.results import Machine, Row, spread
 from samestep.bench.statistics import Spread
 from samestep.report.format import format_bytes
 

@@ -172,8 +172,7 @@ def report(
     Example: samestep bench report results --report bench.html
     """
     with guarded():
-        from samestep.bench.report.csv_files import refuse_csv, write_csv
-        from samestep.bench.report.report import TARGET_COLUMNS, make_report, write_report
+        from samestep.bench.report.report import TARGET_COLUMNS, make_report, refuse_csv, write_csv, write_report
         from samestep.bench.report.results import read_results
         from samestep.report.picture import write_panels
 

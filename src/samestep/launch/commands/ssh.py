@@ -6,7 +6,7 @@ import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from samestep.environment.ports import rendezvous_ports
+from samestep.environment.node_lists import rendezvous_ports
 from samestep.environment.secret import SECRET, SHELL_SECRET
 from samestep.environment.variables import process_environment
 from samestep.launch.commands.rank_command import RankCommand, check_world, quoted, surroundings

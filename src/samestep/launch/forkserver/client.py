@@ -16,8 +16,7 @@ from typing import IO
 from samestep.environment.interpreter import interpreter_words
 from samestep.environment.variables import process_environment, thread_variables
 from samestep.errors import LaunchError
-from samestep.launch.forkserver.requests import Request, receive, send
-from samestep.launch.forkserver.title import PADDING
+from samestep.launch.forkserver.requests import PADDING, Request, receive, send
 
 _PR_SET_CHILD_SUBREAPER = 36
 

@@ -18,8 +18,7 @@ from typing import TYPE_CHECKING, NoReturn
 
 from samestep.environment.interpreter import interpreter_words
 from samestep.environment.variables import replace_environment
-from samestep.launch.forkserver.requests import Request
-from samestep.launch.forkserver.title import show_words
+from samestep.launch.forkserver.requests import Request, show_words
 
 if TYPE_CHECKING:
     from samestep.launch.forkserver.client import Forks

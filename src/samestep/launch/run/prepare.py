@@ -10,15 +10,14 @@ from typing import Any
 from samestep.config.distributed import LaunchMethod
 from samestep.distributed.quick_hardware import quick_hardware
 from samestep.environment.hardware import owned_cpus
-from samestep.environment.ports import job_rendezvous
+from samestep.environment.node_lists import job_rendezvous
 from samestep.environment.variables import process_environment
 from samestep.errors import LaunchError
 from samestep.launch.commands.mpirun import mpirun_command
 from samestep.launch.commands.plain_script import PlainScript, plain_command
 from samestep.launch.commands.rank_command import RankCommand, check_world
 from samestep.launch.commands.size import Size, parse_hosts, ranks_of
-from samestep.launch.commands.slurm import slurm_job
-from samestep.launch.commands.srun import srun_command
+from samestep.launch.commands.slurm import slurm_job, srun_command
 from samestep.launch.commands.ssh import ssh_commands
 from samestep.launch.commands.torchrun import default_nproc, torchrun_command
 from samestep.launch.run.launches import Launch

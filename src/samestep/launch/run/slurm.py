@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import codecs
 import json
+import os
 import re
 import subprocess
 import time
@@ -16,7 +17,6 @@ from samestep.checkpoint.ownership import claim
 from samestep.environment.variables import process_environment
 from samestep.errors import LaunchError, RankFailed, Stopped, TextError, code_of_ranks
 from samestep.launch.commands.slurm import SlurmJob
-from samestep.launch.run.private_file import write_private
 from samestep.parsing.json_text import read_json_lines
 
 FINAL = frozenset(
@@ -304,3 +304,16 @@ def _slurm(argv: Sequence[str], variables: Mapping[str, str] | None = None) -> s
         reason = done.stderr.strip() or done.stdout.strip() or f"exit code {done.returncode}"
         raise LaunchError(f"{argv[0]} failed: {reason}")
     return done.stdout
+
+
+def write_private(path: Path, text: str, mode: int, *, new: bool = False) -> None:
+    """Write a file that only its owner can read, from its first byte on.
+
+    Args:
+        new: whether an existing file, or a link in its place, is an error and stays as it is.
+    """
+    how = os.O_WRONLY | os.O_CREAT | (os.O_EXCL if new else os.O_TRUNC)
+    data = text.encode("utf-8")
+    with os.fdopen(os.open(path, how, mode), "wb") as file:
+        os.fchmod(file.fileno(), mode)  # also of a file that was there, and whatever the umask is
+        file.write(data)

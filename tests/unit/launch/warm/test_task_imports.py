@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from samestep.launch.forkserver.task_imports import TaskImports
+from samestep.launch.forkserver.server import TaskImports
 
 TASK = """
 import os, torch.nn as nn
