@@ -10,7 +10,6 @@ import json
 import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
-from functools import cache
 from pathlib import Path, PurePath
 from stat import S_ISREG
 from typing import Annotated, Any
@@ -115,7 +114,7 @@ class Manifest:
                 f"it is of format {short(str(number))}, and this samestep reads {FORMAT}: use the version that wrote it"
             )
         try:
-            return _adapter().validate_python(document)
+            return _TYPED.validate_python(document)
         except ValidationError as error:  # a checksum keeps no author out
             wrong = error.errors()[0]
             name = short(".".join(map(str, wrong["loc"])))
@@ -123,9 +122,7 @@ class Manifest:
             raise CheckpointError(f"{MANIFEST} is damaged: it has {shown}") from None
 
 
-@cache
-def _adapter() -> TypeAdapter[Manifest]:
-    return TypeAdapter(Manifest)
+_TYPED = TypeAdapter(Manifest)
 
 
 def _digest(document: Mapping[str, Any]) -> str:
