@@ -8,6 +8,7 @@ kernels of one graph share) is for tests/gpu.
 from __future__ import annotations
 
 import gc
+import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
 from typing import Any
@@ -32,8 +33,17 @@ class Graph:
         self._body()
 
 
+def _all_tensors() -> list[Tensor]:
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(60)  # a tuple that another thread is making may have no reference but that thread's
+    try:
+        return [item for item in gc.get_objects() if issubclass(type(item), Tensor)]
+    finally:
+        sys.setswitchinterval(interval)
+
+
 def capture(body: Callable[[], None], pool: Any = None, generators: Iterable[torch.Generator] = ()) -> Graph:
-    tensors = [item for item in gc.get_objects() if issubclass(type(item), Tensor)]
+    tensors = _all_tensors()
     before = [(tensor, tensor.detach().clone()) for tensor in tensors]
     states = [(generator, generator.get_state()) for generator in generators]
     body()

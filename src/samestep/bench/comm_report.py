@@ -13,7 +13,7 @@ from samestep.report.format import format_bytes, format_seconds
 
 
 def links_of(rows: Sequence[Mapping[str, Any]]) -> dict[tuple[str, int], Link | None]:
-    """For each operation and number of ranks, the line through its times."""
+    """Return, per operation and world size, the line through its times."""
     kinds: dict[tuple[str, int], list[Mapping[str, Any]]] = {}
     for row in rows:
         kinds.setdefault((row["operation"], row["world"]), []).append(row)

@@ -28,7 +28,7 @@ class Document:
     rows: Sequence[Mapping[str, Any]]
 
     def as_json(self) -> dict[str, Any]:
-        """As it is written."""
+        """Return it as it is written."""
         return {
             "format": FORMAT,
             "version": VERSION,
@@ -47,7 +47,7 @@ class Document:
 
     @classmethod
     def read(cls, path: Path) -> Document:
-        """From a file.
+        """Read a file.
 
         Raises:
             TextError: if it holds something else, or another version of it.

@@ -139,7 +139,7 @@ class ScalingRequest:
         return _QUICK_STEPS if self.quick else _STEPS
 
     def options(self) -> tuple[str, ...]:
-        """As the command line of a rank has it."""
+        """Return the options of a rank's command line."""
         found = ["--mode", self.mode, "--size", self.size, "--rounds", str(self.turns)]
         found += ["--variants", ",".join(self.running), "--most-ranks", str(self.most_ranks)]
         found += [] if self.workload is None else ["--workload", self.workload]

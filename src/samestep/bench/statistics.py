@@ -100,7 +100,7 @@ def _left_out(first: int, second: int) -> int | None:
 
 
 def _orders(first: int, second: int) -> list[int]:
-    """In how many orders of all rounds there are 0, 1, 2... pairs with the later one smaller.
+    """Return in how many orders of all rounds there are 0, 1, 2... pairs with the later one smaller.
 
     These are the coefficients of the Gaussian binomial, multiplied and divided factor by factor.
     """

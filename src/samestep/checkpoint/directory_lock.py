@@ -45,7 +45,7 @@ class Holder:
         return self.age < SECONDS_TO_LIVE and not is_gone(self.text)
 
     def words(self) -> str:
-        """For messages."""
+        """Return it for messages."""
         return f"{self.text}, whose last heartbeat was {self.age:.0f} s ago"
 
 

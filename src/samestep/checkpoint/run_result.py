@@ -47,7 +47,7 @@ class RunResult:
         return self.status in ("finished", "stopped_early")
 
     def as_json(self) -> dict[str, Any]:
-        """As it is written."""
+        """Return it as it is written."""
         return asdict(self)
 
 

@@ -1,4 +1,4 @@
-"""From a file and overrides to a Config, with the origin of each value."""
+"""Reads a file and overrides into a Config, with the origin of each value."""
 
 from __future__ import annotations
 

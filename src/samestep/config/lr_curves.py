@@ -54,7 +54,7 @@ def _one_cycle(
     final_div_factor: float = 1e4,
     three_phase: bool = False,
 ) -> Curve:
-    """As OneCycleLR has it, but for the momentum, which stays."""
+    """Return OneCycleLR's factor; the momentum stays."""
     _require("pct_start", pct_start, 0 <= pct_start <= 1, "a share from 0 to 1")
     known = anneal_strategy in ("cos", "linear")
     _require("anneal_strategy", anneal_strategy, known, "cos or linear")
@@ -78,7 +78,7 @@ def _one_cycle(
 
 
 def _half_cosine(gone: float) -> float:
-    """From 1 to 0."""
+    """Return a factor that falls from 1 to 0."""
     return (1 + math.cos(math.pi * gone)) / 2
 
 

@@ -223,7 +223,7 @@ class MapSource(Source):
 
 
 def as_it_is(batch: Any) -> Any:
-    """For loaders whose dataset yields whole batches."""
+    """Return it unchanged: the `collate` of datasets that yield whole batches."""
     return batch
 
 

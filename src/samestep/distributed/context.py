@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import socket
 import sys
 from abc import ABC, abstractmethod
@@ -151,7 +150,7 @@ class RunContext(ABC):
         """Wait until a rank notifies the others of this event."""
 
     def log_to(self, folder: Path, append: bool) -> None:
-        """From here on also write to this rank's log file in the folder."""
+        """Also write to this rank's log file in the folder from here on."""
         self.log.to_file(folder, append)
 
     def before_end(self, finish: Callable[[], None]) -> None:
@@ -265,9 +264,6 @@ class DDPContext(RunContext):
     def close(self) -> None:
         self._heartbeat.stop()
         super().close()
-        # Cycles of DistributedDataParallel's hold the group. Free them before it: its destructor waits for gloo's
-        # threads, which need the interpreter lock to release a tensor, and only torch.distributed releases that lock.
-        gc.collect()
         self.collectives.close_groups(not self._owned and not self._failed)
         if self._owned and dist.is_initialized():
             dist.destroy_process_group()

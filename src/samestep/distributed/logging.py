@@ -115,7 +115,7 @@ class RankLog:
         return None if self._file is None else self._file.stream
 
     def to_file(self, folder: Path, append: bool = False) -> None:
-        """From here on also write to `rank-N.log` in the folder."""
+        """Also write to `rank-N.log` in the folder from here on."""
         folder.mkdir(parents=True, exist_ok=True)
         mode = "a" if append else "w"
         self._file = _File(folder / f"rank-{self._rank}.log", mode=mode)

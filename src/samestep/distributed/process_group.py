@@ -1,4 +1,4 @@
-"""From a placement to an open process group: meet, introduce themselves, agree, open."""
+"""Opens a process group for a placement: meet, exchange rank facts, agree, open."""
 
 from __future__ import annotations
 

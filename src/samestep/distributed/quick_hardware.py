@@ -9,7 +9,7 @@ from samestep.environment.hardware import Hardware, hardware_without_torch
 
 
 def quick_hardware(environ: Mapping[str, str]) -> Hardware:
-    """As `detect_hardware`; torch is imported only where a GPU may be, or where it is anyway."""
+    """Return what `detect_hardware` does; torch is imported only where a GPU may be, or where it is anyway."""
     found = None if "torch" in sys.modules else hardware_without_torch(environ)
     if found is not None:
         return found

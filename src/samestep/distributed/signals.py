@@ -42,7 +42,7 @@ class AgreedAction:
 
     @classmethod
     def of(cls, flags: Sequence[float]) -> AgreedAction:
-        """From the flag of every rank."""
+        """Read the flag of every rank."""
         if not any(flags):
             return NO_ACTION
         signals = [int(flag) % _SAVE for flag in flags]
@@ -137,7 +137,7 @@ def stopping_at_once(work: str, report: Callable[[str], None]) -> Iterator[Calla
 
 
 def outlive_stop_signals(worker: int) -> None:
-    """For loader processes: a stop signal is for the rank, which needs them until it has saved.
+    """Ignore stop signals in loader processes: the rank needs them until it has saved.
 
     Launchers and Ctrl-C signal whole groups of processes. Only the rank itself ends its workers.
     """

@@ -132,7 +132,7 @@ def _places(mine: Sequence[Value], share: EvalShard | None) -> list[int]:
 
 
 def _wide(value: Value) -> Tensor:
-    """In the widest type, on the host: that adds up to the same bits everywhere."""
+    """Return it in the widest type, on the host, where sums have the same bits everywhere."""
     if not isinstance(value, Tensor):
         return torch.tensor(value, dtype=torch.float64 if isinstance(value, float) else torch.int64)
     if value.is_complex():

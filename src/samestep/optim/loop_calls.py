@@ -92,7 +92,7 @@ class OptimizerCalls:
     def answer(
         self, instead: Callable[[Optimizer], None], around: Callable[[], AbstractContextManager[None]] = nullcontext
     ) -> None:
-        """From now on, let the loop's own calls of `step` do this instead."""
+        """Let the loop's own calls of `step` do this from now on."""
         for optimizer in self._optimizers if not self._replaced else ():
             self._replaced[optimizer] = optimizer.step
             optimizer.step = self._answered(optimizer, instead)  # type: ignore[method-assign]

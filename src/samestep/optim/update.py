@@ -1,4 +1,4 @@
-"""From the summed gradients to the next weights: check, clip, step, schedule, average.
+"""Turns the summed gradients into the next weights: check, clip, step, schedule, average.
 
 Whether a step counts is decided on the device. Where the optimizers can read that decision there
 (torch's fused ones), nothing waits: the host learns it when the next update is due, and only then

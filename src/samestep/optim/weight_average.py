@@ -282,7 +282,7 @@ class PhaseRate:
         self._rates: list[Any] = []
 
     def begin(self) -> None:
-        """From here on, the rates are this phase's."""
+        """Set the rates to this phase's."""
         lr, steps = self._rule.lr, self._rule.anneal
         assert lr is not None or not self._optimizers
         self._schedules = [SWALR(o, lr, steps) for o in self._optimizers]  # type: ignore[arg-type]

@@ -76,7 +76,7 @@ class _Kind:
         return rows
 
     def write(self) -> None:
-        """From `now` into the buffers."""
+        """Write `now` into the buffers."""
         if self.views:
             torch._foreach_copy_(self.tensors, self.views)
 

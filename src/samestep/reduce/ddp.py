@@ -30,11 +30,11 @@ def wrap(model: nn.Module, options: DistributedConfig, device: torch.device) -> 
 
 def wrap_plain(model: nn.Module) -> DistributedDataParallel:
     """Return a model on a CPU as torch's DistributedDataParallel has it by default, to compare with."""
-    return DistributedDataParallel(model)
+    return _freeing_group_last(DistributedDataParallel(model))
 
 
 def _wrap(model: nn.Module, options: DistributedConfig, device: torch.device) -> DistributedDataParallel:
-    return DistributedDataParallel(
+    wrapped = DistributedDataParallel(
         model,
         device_ids=[device] if device.type == "cuda" else None,
         # It would broadcast them in forward, which a rank without samples does not run, and
@@ -44,6 +44,17 @@ def _wrap(model: nn.Module, options: DistributedConfig, device: torch.device) ->
         gradient_as_bucket_view=options.gradient_as_bucket_view,
         static_graph=options.static_graph,
     )
+    return _freeing_group_last(wrapped)
+
+
+def _freeing_group_last(model: DistributedDataParallel) -> DistributedDataParallel:
+    """Return the model, which frees its process group after its reducer.
+
+    The group's own destructor releases the interpreter lock while it ends gloo's threads, which may need that lock to
+    release a tensor. The reducer's would hold it, and hang.
+    """
+    model.process_group = model.__dict__.pop("process_group")  # attributes are freed in the order they were set
+    return model
 
 
 class DDPSum(GradientSum):

@@ -105,7 +105,7 @@ class _TwoSum(Exchange):
 
 
 class _StagedSum(Exchange):
-    """By way of the host: ranks that share a GPU, over gloo."""
+    """Exchanges through the host: ranks that share a GPU, over gloo."""
 
     def __init__(self, staged: Exchange, like: Tensor) -> None:
         self._staged = staged

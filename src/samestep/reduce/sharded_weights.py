@@ -154,7 +154,7 @@ class ShardedWeights:
         self._tell(_BUCKET, number)
 
     def _tell(self, what: int, number: int, everyone: bool = False) -> None:
-        """As the first rank of a pass, tell ranks without a batch, or all others, what happens."""
+        """Send, as the first rank of a pass, what happens to ranks without a batch, or to all others."""
         busy = self._busy
         assert busy is not None, "told inside of a pass"
         if busy[0] != self.owners.rank:

@@ -75,5 +75,5 @@ def color_of(number: int) -> str:
 
 
 def _short(values: Sequence[float]) -> list[float]:
-    """To what a picture shows, which halves the page."""
+    """Round to what a picture shows, which halves the page."""
     return [float(f"{value:.5g}") for value in values]

@@ -75,20 +75,20 @@ class EmergencySaver:
         self._log.recent.reached()
 
     def save(self, lost: PeerLost) -> None:
-        """In a step, after a rank was lost: save where the step before it ended, if that is known."""
+        """Save, in a step after a rank was lost, where the step before it ended, if that is known."""
         # A hang, or ranks that call different collectives: nobody is known to be gone.
         with self._context.activity.during(SAVE):
             why_not = "the exchange timed out: no rank is known to be lost"
             self._try(why_not if lost.timed_out else "")
 
     def _save_before_end(self) -> None:
-        """From another thread, before it ends this process, whose main thread waits in an exchange."""
+        """Save from another thread before it ends this process, whose main thread waits in an exchange."""
         if self._passes() is not None and self._context.activity.phase == EXCHANGE:
             self._try("")
         self._saver.finish_write()
 
     def report(self, error: BaseException | None) -> None:
-        """At the run's end: if a rank was lost and nothing saved because of that, log why."""
+        """Log at the run's end why nothing was saved after a rank was lost."""
         if isinstance(error, PeerLost) and not self._has_tried:
             self._try("the last step had been updated and was not over, as in an evaluation")
 

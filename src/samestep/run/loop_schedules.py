@@ -44,7 +44,7 @@ class LoopSchedules:
         )
 
     def take_over(self, before_move: Callable[[], None]) -> None:
-        """From now on only the run moves its own on, and the loop the others."""
+        """Let only the run step its own from now on, and the loop the others."""
         for scheduler in self.per_step:
             leave_to_run(scheduler, "step")
         for scheduler in self.per_epoch:
@@ -54,7 +54,7 @@ class LoopSchedules:
 
     @property
     def kept(self) -> dict[str, LRScheduler]:
-        """By name, those that are saved besides the run's per-step ones."""
+        """Return, by name, those that are saved besides the run's per-step ones."""
         pairs = (("epoch", self.per_epoch), ("call", self.own))
         return {
             f"{pace} schedule {number}": scheduler

@@ -73,7 +73,7 @@ def with_advice(error: BaseException, setup: RunSetup, step: int | None) -> Base
 
 
 def _of_absent_weights(error: BaseException, at: str) -> BaseException | None:
-    """For what may come of weights that other ranks hold, which are NaN and cannot be written."""
+    """Return the hint for what may come of weights that other ranks hold, which are NaN and cannot be written."""
     if isinstance(error, RuntimeError) and "refers to a single memory location" in str(error):
         return TaskError(
             f"{at} a weight was changed that another rank owns (distributed.shard: weights). Only optimizers "
@@ -89,7 +89,7 @@ def _of_absent_weights(error: BaseException, at: str) -> BaseException | None:
 
 
 def _not_deterministic(error: RuntimeError, at: str) -> NotDeterministic | None:
-    """For what `torch.use_deterministic_algorithms` has refused."""
+    """Return the hint for what `torch.use_deterministic_algorithms` has refused."""
     found = re.search(r"(\S+) does not have a deterministic implementation", str(error))
     if found is None:
         return None

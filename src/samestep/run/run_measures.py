@@ -320,7 +320,7 @@ class RunMeasures(RunFiles):
 
     @contextmanager
     def no_lanes(self) -> Iterator[None]:
-        """In the body of a loop over the loader: lines that are those of an ordinary program, on every rank.
+        """Let lines in the body of a loop be those of an ordinary program, on every rank.
 
         Random numbers are drawn once, the same on all ranks. Also a decorator, as `torch.no_grad` is. After
         `run.prepare`, before the first step of a resumed run, they are those that the interrupted run drew after its

@@ -74,7 +74,7 @@ class Prepared:
     """The optimizers' states, where each rank holds some of them."""
 
     def states(self) -> dict[str, Stateful]:
-        """By name, what else of this belongs into a checkpoint."""
+        """Return, by name, what else belongs into a checkpoint."""
         found: dict[str, Stateful] = {}
         if self.guard.skips:
             found["skipped steps"] = self.guard
@@ -283,7 +283,7 @@ def _update(setup: RunSetup, prepared: Prepared, draws: bool, after_update: Call
 
 
 def _checked(terms: LossTerms, setup: RunSetup) -> LossTerms:
-    """On one rank: all of them run the same code."""
+    """Check on one rank: all of them run the same code."""
     return ReductionCheckedTerms(terms, setup.context.log.warn) if setup.context.is_main else terms
 
 

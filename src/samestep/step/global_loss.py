@@ -124,7 +124,7 @@ class GlobalSteps:
                 return
 
     def _lanes_to_keep(self) -> int | None:
-        """As far as the config tells.
+        """Return it as far as the config determines it.
 
         The first lane is always kept: nothing else has activations until its backward pass is over.
         """

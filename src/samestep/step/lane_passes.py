@@ -176,7 +176,7 @@ class LanePasses:
         self.engine.reduction.buffers.leave_lane(lane)
 
     def begin_backward(self, adds: bool, is_empty: bool = False) -> None:
-        """In the body of a loop: before each of its backward passes, which ends with `reduce`.
+        """Begin a backward pass of a loop's body, which ends with `reduce`.
 
         Args:
             adds: Whether the gradients are added to others that no update has read.

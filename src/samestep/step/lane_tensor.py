@@ -73,7 +73,7 @@ class LaneTensor(Tensor):
         )
 
     def backward(self, *_: Any, **options: Any) -> None:
-        """As `run.backward(loss)`."""
+        """Do what `run.backward(loss)` does."""
         _required_scope("backward").backward(self, **options)
 
     def item(self) -> Any:

@@ -138,7 +138,7 @@ class NamedLosses(nn.Module):
         return TermSums(self.sums.clone(), names, tuple(self._ratios.get(n, 1.0) for n in names))
 
     def _agree(self) -> None:
-        """With the first step: the proportions are the same on all ranks, and known to all of them."""
+        """Check with the first step that the proportions are the same on all ranks, and known to all of them."""
         self._agreed = True
         for theirs in self._collectives.gather(self._ratios):
             for name, ratio in theirs.items():

@@ -224,7 +224,7 @@ class RecordedStep:
         return stats
 
     def _exchange(self, flags: RankFlags) -> LocalStats:
-        """In the order of an eager step: another rank may be in one."""
+        """Exchange in the order of an eager step: another rank may be in one."""
         reduction = self._engine.reduction
         sums = self._lanes.sums if self._lands else self._lanes.sums_of_step()
         stats = reduction.gradients.share_recorded(sums, flags)
@@ -238,7 +238,7 @@ class RecordedStep:
         self._engine.reduction.buffers.finish()
 
     def _land(self, stats: LocalStats) -> None:
-        """From the sums of all ranks to the next weights."""
+        """Turn the sums of all ranks into the next weights."""
         engine = self._engine
         self._finish(stats)
         with self._capturable():

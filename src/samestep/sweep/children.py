@@ -159,7 +159,7 @@ class Children:
         return child
 
     def fork_from(self, server: WarmServer | None, report: Callable[[str], None]) -> None:
-        """From now on have commands forked by a server, as long as it can."""
+        """Let a server fork commands from now on, as long as it can."""
         self._server, self._report = server, report
         why = "" if server is None else server.why_not()
         if why:

@@ -137,7 +137,7 @@ def _tracked(spec: RunSpec, study: TrackedStudy, name: str) -> RunSpec:
 
 
 def _make_folds(request: CvRequest, path: Path, children: Children, folder: Path, report: Report) -> None:
-    """In a process of its own: the training set is loaded for it, and not kept."""
+    """Split the data in a process of its own, which ends with the training set that it loads."""
     if is_file(path):
         report(f"the folds are those of {path}")
         return

@@ -1,4 +1,4 @@
-"""From a sweep's file to a checked sweep: every mistake at once, before anything starts."""
+"""Reads a sweep's file into a checked sweep: every mistake at once, before anything starts."""
 
 from __future__ import annotations
 

@@ -156,7 +156,7 @@ class SweepConfig(Section):
 
     @property
     def signs(self) -> tuple[float, ...]:
-        """For each objective what makes less of it better: 1, or -1."""
+        """Return, per objective, the factor that makes less of it better: 1, or -1."""
         modes = self.objective.mode, *(more.mode for more in self.further_objectives)
         return tuple(-1.0 if mode == "max" else 1.0 for mode in modes)
 

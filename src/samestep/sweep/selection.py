@@ -46,7 +46,7 @@ class Choice:
     """Why they were not."""
 
     def as_json(self) -> dict[str, Any]:
-        """For `best --json`."""
+        """Return the fields of `best --json`."""
         best = {"number": self.best.number, "value": self.best.value, "cost": self.best_cost}
         found = {"margin": self.margin, "measure": self.measure, "cost": self.cost, "best": best}
         if self.not_measured:
@@ -195,7 +195,7 @@ class Seconds:
         return cls(median, low, high)
 
     def words(self) -> str:
-        """In milliseconds."""
+        """Return it in milliseconds."""
         return f"{self.median * 1e3:.3g} ms ({self.low * 1e3:.3g} to {self.high * 1e3:.3g})"
 
 

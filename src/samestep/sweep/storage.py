@@ -58,7 +58,7 @@ class TrialRecord:
         return self.state != "running"
 
     def as_json(self) -> dict[str, Any]:
-        """For `status --json`."""
+        """Return the fields of `show SWEEP --json`."""
         several = {"values": self.objectives} if len(self.objectives) > 1 else {}
         return {
             "number": self.number, "state": self.state, "value": self.value, **several,

@@ -119,5 +119,5 @@ def _grouped(config: WandbConfig, name: str, kind: str) -> WandbConfig:
 
 
 def _in_one_experiment(config: MlflowConfig, name: str) -> MlflowConfig:
-    """By its own name each run would be in another experiment."""
+    """Name one experiment for all runs; by its own name each would be in another."""
     return config.model_copy(update={"experiment": config.experiment or name})

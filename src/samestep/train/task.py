@@ -101,7 +101,7 @@ class Task(RunHooks, TrainedUses):
         return labels_in(dataset)
 
     def fold_groups(self, dataset: Any) -> Any | None:
-        """For each sample the group that it belongs to, such as a patient: all of a group are in one fold.
+        """Return, per sample, the group that it belongs to, such as a patient: all of a group are in one fold.
 
         Args:
             dataset: What `train_data` returned. Unless this is overridden, its `groups` are taken.
@@ -187,7 +187,7 @@ class Task(RunHooks, TrainedUses):
         raise TaskError(f"{type(self).__name__} defines batch_loss: it must define embed(self, model, batch) too")
 
     def batch_loss(self, embeddings: Any, batch: GlobalBatch) -> Loss:
-        """In place of `loss`: a loss over the whole global batch, such as a contrast of all samples.
+        """Return, in place of `loss`, a loss over the whole global batch, such as a contrast of all samples.
 
         It is called on every rank, with the same numbers. Modules with weights of its own belong to
         `extra_modules`.
@@ -305,7 +305,7 @@ class Task(RunHooks, TrainedUses):
         return self.predict(model, batch), batch.y
 
     def evaluate_gathered(self, outputs: Any) -> Mapping[str, Any]:
-        """With `evaluation.mode: gather`: measure the whole validation set at once, on rank 0 alone.
+        """Measure the whole validation set at once, on rank 0 alone, with `evaluation.mode: gather`.
 
         Args:
             outputs: What `eval_outputs` returned, of all samples in the order of `valid_data`, in host

@@ -53,7 +53,7 @@ class TrainingAverages(RunListener):
             return measure("ema_")
 
     def finish(self, measure_batchnorm: Callable[[], bool], measure: Callable[[str], Values]) -> Values:
-        """With the run's last step: the mean gets its own BatchNorm statistics, and is measured."""
+        """Give the mean its own BatchNorm statistics after the run's last step, and measure it."""
         if self._swa is None:
             return {}
         if not self._swa.updates:

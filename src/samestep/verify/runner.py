@@ -82,7 +82,7 @@ class Runner:
         return ["distributed.lane_weights=null"]
 
     def run(self, launch: Launch) -> None:
-        """To its end, or to where it is to stop."""
+        """Run it to its end, or to where it is to stop."""
         try:
             start(launch, self.report, follow=True, quiet=True)
         except Stopped:

@@ -57,7 +57,7 @@ class Report:
 
     @property
     def panels(self) -> list[Panel]:
-        """For a picture."""
+        """Return the panels of a picture."""
         own = [panel for figure in self.figures for panel in figure.panels]
         return own + [panel for section in self.sections for panel in section.shown.panels]
 
@@ -73,7 +73,7 @@ class Report:
         return [(t.name, t.limit, t.state, t.figure or "-", _with_machine(t.why, t.machine)) for t in self.targets]
 
     def as_json(self) -> dict[str, Any]:
-        """For scripts."""
+        """Return it for scripts."""
         return {
             "machines": [
                 {
@@ -120,7 +120,7 @@ def _sections(machines: Sequence[Machine]) -> list[Section]:
 
 
 def _named(panels: Sequence[Panel], label: str) -> list[Panel]:
-    """With the machine in their titles: in a picture they stand beside those of others."""
+    """Add the machine to their titles: in a picture they stand beside those of others."""
     return [replace(panel, title=_with_machine(panel.title, label)) for panel in panels]
 
 

@@ -262,7 +262,7 @@ def _overlap(group: Sequence[Result], result: Result) -> bool:
 
 
 def _labels(machines: Sequence[Machine]) -> list[str]:
-    """By the facts in which they differ; by their files if in none."""
+    """Label by the facts in which they differ; by their files if in none."""
     names = ("hosts", *_MACHINE)
     facts = [{name: _text(machine.facts.get(name)) for name in names} for machine in machines]
     differing = [name for name in names if len({one[name] for one in facts}) > 1]

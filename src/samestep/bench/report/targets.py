@@ -33,7 +33,7 @@ class Target:
     measured: Spread | None = None
 
     def as_json(self) -> dict[str, Any]:
-        """For scripts."""
+        """Return it for scripts."""
         return asdict(self)
 
 
@@ -67,12 +67,12 @@ def targets_of(machines: Sequence[Machine]) -> list[Target]:
 
 
 def format_percent(found: Spread) -> str:
-    """As percent."""
+    """Return it as percent."""
     return f"{100 * found.median:.3g} % ({100 * found.low:.3g} to {100 * found.high:.3g})"
 
 
 def format_ratio(found: Spread) -> str:
-    """As a factor."""
+    """Return it as a factor."""
     return f"{found.median:.3f} x ({found.low:.3f} to {found.high:.3f})"
 
 
@@ -102,7 +102,7 @@ def _where(row: Row) -> str:
 
 
 def hosts_of(row: Row) -> int:
-    """On how many machines its ranks were; 1 if that is not known."""
+    """Return the number of machines of its ranks; 1 if that is not known."""
     return len({rank.get("host") for rank in row.get("ranks") or ()}) or 1
 
 

@@ -32,7 +32,7 @@ class Advice:
     measurable: bool = True
 
     def as_json(self) -> dict[str, Any]:
-        """For scripts."""
+        """Return it for scripts."""
         return asdict(self)
 
 

@@ -89,7 +89,7 @@ class Advised:
         return {key: value for one in self.advice for key, value in one.overrides.items()}
 
     def as_json(self) -> dict[str, Any]:
-        """For scripts."""
+        """Return it for scripts."""
         return {
             "machine": dict(self.machine),
             "ranks": self.layout.ranks,

@@ -32,7 +32,7 @@ class Timed:
 
     @classmethod
     def read(cls, row: Mapping[str, Any]) -> Timed:
-        """From a document's row."""
+        """Read a document's row."""
         if row.get("failed"):
             return cls(str(row["variant"]), row["world"], failed=str(row["failed"]))
         try:

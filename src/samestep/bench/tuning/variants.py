@@ -39,7 +39,7 @@ class Layout:
 
     @property
     def label(self) -> str:
-        """As a person says it."""
+        """Return it in words."""
         ranks = counted(self.ranks, "rank")
         return ranks if self.threads is None else f"{ranks} x {counted(self.threads, 'thread')}"
 
@@ -181,7 +181,7 @@ def lanes_fixed(config: Config, world: int) -> str:
 
 
 def as_text(tried: Sequence[Variant]) -> str:
-    """For the command line of ranks."""
+    """Return it for the command line of ranks."""
     return json.dumps([asdict(one) for one in tried])
 
 

@@ -117,7 +117,7 @@ def _downloads(code: Code) -> Iterator[ast.AST]:
 
 
 def _unsorted_files(code: Code) -> Iterator[ast.AST]:
-    """In classes that are datasets: there the order of files is the number of a sample."""
+    """Find unsorted lists of files in datasets, where their order numbers the samples."""
     datasets = [c for c in code.classes if any(getattr(inner, "name", "") == "__getitem__" for inner in c.body)]
     for node in (inner for dataset in datasets for inner in ast.walk(dataset)):
         if not isinstance(node, ast.Call) or not _lists_files(code, node):

@@ -179,7 +179,7 @@ def _numa(root: Path = Path("/sys/devices/system/node")) -> tuple[tuple[int, ...
 
 
 def _cpu_list(text: str) -> tuple[int, ...]:
-    """From the kernel's '0-3,8'."""
+    """Parse the kernel's '0-3,8'."""
     cpus: list[int] = []
     for span in text.split(","):
         first, _, last = span.partition("-")

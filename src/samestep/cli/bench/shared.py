@@ -72,7 +72,7 @@ class Start:
 
     @classmethod
     def parse(cls, worlds: str, via: Via, nodes: int, hosts: str) -> Start:
-        """From the command line.
+        """Parse the command line.
 
         Raises:
             LaunchError: if an option is another launcher's.
@@ -225,14 +225,14 @@ def _hand_over(found: Document, as_json: bool, output: Path | None, report: Path
 
 
 def print_document(found: Document) -> None:
-    """As tables."""
+    """Print tables."""
     from samestep.bench.kinds import present
 
     print_presentation(present(found))
 
 
 def print_presentation(shown: Presentation) -> None:
-    """As tables."""
+    """Print tables."""
     from rich.console import Console
 
     console = Console(width=None if sys.stdout.isatty() else 140)

@@ -42,7 +42,7 @@ class KMeans:
         return torch.cat(self._exchange.collectives.gather(chosen))
 
     def _settled(self, count: int) -> tuple[int, Tensor]:
-        """From new centres to where nothing changes: the sum of squared distances, and each row's cluster."""
+        """Move new centres until nothing changes. Return the sum of squared distances, and each row's cluster."""
         centres = self._first_centres(count)
         before = torch.full((len(self._rows),), -1)
         for _ in range(ITERATIONS):

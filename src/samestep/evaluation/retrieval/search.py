@@ -361,7 +361,7 @@ class _FirstMatch:
         self._before = torch.zeros_like(self._ids)
 
     def seek(self, distances: Tensor, ids: Tensor) -> None:
-        """In a first pass: take a block of references, those of other classes at infinite distances."""
+        """Take, in a first pass, a block of references, those of other classes at infinite distances."""
         nearest = distances.amin(1, keepdim=True)
         # Of equal ones the first: an argmin may be any of them.
         first = ids.where(distances == nearest, torch.iinfo(torch.int64).max).amin(1, keepdim=True)
@@ -370,7 +370,7 @@ class _FirstMatch:
         self._distances = nearest.where(is_new, self._distances)
 
     def count(self, distances: Tensor, ids: Tensor) -> None:
-        """In a second pass: count those of a block that are nearer, or as near and of a lower number."""
+        """Count, in a second pass, those of a block that are nearer, or as near and of a lower number."""
         as_near = (distances == self._distances) & (ids < self._ids)
         self._before += ((distances < self._distances) | as_near).sum(1, keepdim=True)
 

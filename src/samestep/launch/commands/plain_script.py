@@ -39,7 +39,7 @@ class PlainScript:
 
     @property
     def words(self) -> tuple[str, ...]:
-        """As they follow `python`."""
+        """Return them as they follow `python`."""
         return (*(("-m",) if self.is_module else ()), self.name, *self.arguments)
 
     @property

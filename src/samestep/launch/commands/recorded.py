@@ -73,7 +73,7 @@ class RecordedCommand:
         return {VARIABLE: json.dumps(self.as_json())}
 
     def without_secrets(self, environment: Mapping[str, str]) -> RecordedCommand:
-        """As it may be stored with the run; `environment` is the config's launch.environment."""
+        """Return it as it may be stored with the run; `environment` is the config's launch.environment."""
         return replace(self, overrides=public_overrides(self.overrides, environment))
 
     def again(self, run: Path, overrides: Sequence[str]) -> list[str]:

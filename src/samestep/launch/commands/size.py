@@ -21,7 +21,7 @@ class Size:
 
     @classmethod
     def parse(cls, text: str, option: str) -> Size:
-        """From `4` or `2:4`."""
+        """Parse `4` or `2:4`."""
         parts = [signed_number(part) for part in text.split(":")]
         fewest, most = parts[0], parts[-1]
         if len(parts) > 2 or fewest is None or most is None:
@@ -93,7 +93,7 @@ def check_endpoint(text: str, option: str) -> None:
 
 
 def parse_hosts(text: str, nproc: int | None) -> tuple[Host, ...]:
-    """From `a:4,b:4`; a host without a number takes its equal share of `nproc` ranks."""
+    """Parse `a:4,b:4`; a host without a number takes its equal share of `nproc` ranks."""
     parts = [part.strip() for part in text.split(",")]
     hosts = []
     for part in parts:

@@ -146,7 +146,7 @@ def directives(job: SlurmJob) -> list[str]:
 
 
 def _signal(style: str, seconds: int) -> str:
-    """To the ranks; mpirun's ranks on its own node are in no step, but it forwards signals."""
+    """Return the option that signals the ranks; mpirun's ranks on its own node are in no step, but it forwards signals."""
     return f"B:USR1@{seconds}" if style == "mpirun" else f"USR1@{seconds}"
 
 
@@ -242,7 +242,7 @@ def srun_command(
 
 
 def _memory(asked: str | None, cpus: int, environ: Mapping[str, str]) -> list[str]:
-    """As much of a node's memory as of its CPUs: with all of it, the next step would wait."""
+    """Return as large a share of a node's memory as of its CPUs: with all of it, the next step would wait."""
     if asked is not None:
         return [f"--mem={asked}"]
     total = whole_number(environ.get("SLURM_MEM_PER_NODE", ""))

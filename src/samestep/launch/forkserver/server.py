@@ -121,7 +121,7 @@ def _fork_for_parent(request: Request, files: Sequence[int], imported: Imported)
 
 
 def _own_server(request: Request, imported: Imported, run: Run) -> Forks | None:
-    """For a launcher, a copy of this process as it is now, which forks its ranks."""
+    """Start a copy of this process as it is now, which forks the ranks of a launcher."""
     if request.words[0] != "launch":
         return None
     ours, theirs = socket.socketpair()

@@ -177,7 +177,7 @@ class RankAgent(SimpleElasticAgent):
         return self._command.rank_argv
 
     def _variables(self, group: WorkerGroup, worker: Worker) -> Mapping[str, str]:
-        """As torchrun sets them."""
+        """Return the variables that torchrun sets."""
         spec = group.spec
         return {
             "RANK": str(worker.global_rank),

@@ -1,4 +1,4 @@
-"""From how all ranks ended: which one failed by itself, and why."""
+"""Finds which rank failed by itself, and why, from how all ranks ended."""
 
 from __future__ import annotations
 

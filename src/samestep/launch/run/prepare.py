@@ -1,4 +1,4 @@
-"""From what the command line requests to a launch, by the launcher that the config names."""
+"""Turns the command line's request into a launch, by the launcher that the config names."""
 
 from __future__ import annotations
 

@@ -53,7 +53,7 @@ class Machines:
 
     @classmethod
     def parse(cls, nodes: int, hosts: str) -> Machines:
-        """From the command line: a number of nodes, and hosts as `a,b`."""
+        """Parse a number of nodes, and hosts as `a,b`."""
         return cls(nodes, tuple(host.name for host in parse_hosts(hosts, None)) if hosts else ())
 
     def spread(self, ranks: int) -> str:

@@ -1,4 +1,4 @@
-"""From embeddings of many numbers to two: PCA by numpy, t-SNE by scikit-learn, UMAP if it is installed."""
+"""Projects embeddings to two numbers: PCA by numpy, t-SNE by scikit-learn, UMAP if it is installed."""
 
 from __future__ import annotations
 

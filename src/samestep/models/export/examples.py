@@ -37,12 +37,12 @@ class Examples:
     """By method, its arguments for each of the batches."""
 
     def dynamic_axes(self, method: str = FORWARD) -> list[set[int]]:
-        """For each argument, the axes whose length is not the same in all batches."""
+        """Return, per argument, the axes whose length is not the same in all batches."""
         return varying_axes(self.inputs[method])
 
 
 def varying_axes(batches: Sequence[Sequence[Tensor]]) -> list[set[int]]:
-    """For each n, the axes in which the n-th tensors of the batches differ in length."""
+    """Return, per n, the axes in which the n-th tensors of the batches differ in length."""
     return [_varying([tensor.shape for tensor in same]) for same in zip(*batches, strict=True)]
 
 

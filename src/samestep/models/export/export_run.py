@@ -1,4 +1,4 @@
-"""From a run to a file that other programs load: written, loaded again and compared.
+"""Writes a run's model to a file that other programs load, loads it again and compares.
 
 A new format is a module like torchscript.py and a row of `FORMATS`.
 """

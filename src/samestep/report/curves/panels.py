@@ -1,4 +1,4 @@
-"""From histories to what is drawn, in a picture or on a page: which metrics, in which order, over which axis."""
+"""Turns histories into what is drawn, in a picture or on a page: which metrics, in which order, over which axis."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ def _rounded(values: Sequence[float | None]) -> list[float | None]:
 
 
 def _round(value: float) -> float:
-    """To what a picture shows, which halves the page; `--json` has every bit."""
+    """Round to what a picture shows, which halves the page; `--json` has every bit."""
     return int(value) if float(value).is_integer() else float(f"{value:.{_DIGITS}g}")
 
 
