@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import gc
 import os
 import shutil
 import signal
@@ -56,16 +57,22 @@ _LONGEST_FIRST = (
 )  # fmt: skip
 """Test functions, and folders."""
 
-_CHUNK = 4
-"""Tests that a worker is handed at once: `--maxschedchunk` in the Makefile."""
+
+def pytest_configure() -> None:
+    gc.disable()  # while everything is imported, which is all kept
+
+
+def pytest_collection_finish() -> None:
+    gc.freeze()  # a collection would go through all modules and tests: a second, of which tests cause hundreds
+    gc.enable()
 
 
 @pytest.hookimpl(trylast=True)  # of what `-m` has left
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """The slow tests first, so that none of several workers is left with one at the end.
 
-    Those of the cluster wait for Slurm most of the time: a chunk of them comes after every four
-    others, so that the workers do not all wait at once.
+    Those of the cluster wait for Slurm most of the time: one of them comes after every four others, so that the
+    workers do not all wait at once.
     """
     places = {name: number for number, name in enumerate(_LONGEST_FIRST)}
     tests = Path(__file__).parent
@@ -80,8 +87,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     waiting = iter([item for item in items if folder(item) == "cluster"])
     busy = sorted((item for item in items if folder(item) != "cluster"), key=place)
     ordered = []
-    for at in range(0, len(busy), 4 * _CHUNK):
-        ordered += [*busy[at : at + 4 * _CHUNK], *islice(waiting, _CHUNK)]
+    for at in range(0, len(busy), 4):
+        ordered += [*busy[at : at + 4], *islice(waiting, 1)]
     items[:] = [*ordered, *waiting]
 
 

@@ -137,6 +137,7 @@ def test_every_command_of_a_document_runs_as_written(tmp_path: Path, page: Path)
         _run_block(block, tmp_path, forked)
 
 
+@pytest.mark.variation("test_every_command_of_a_document_runs_as_written: processes that start from nothing")
 def test_a_readers_first_commands_run_as_they_are(tmp_path: Path) -> None:
     """The tour's, in processes that start from nothing."""
     cold = {**environment(), "PATH": shell_path(cold="a reader's first commands, as they are")}

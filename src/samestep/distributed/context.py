@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import socket
 import sys
 from abc import ABC, abstractmethod
@@ -264,6 +265,8 @@ class DDPContext(RunContext):
     def close(self) -> None:
         self._heartbeat.stop()
         super().close()
+        # Cycles of DistributedDataParallel's hold the group, whose threads must not outlive this.
+        gc.collect()
         self.collectives.close_groups(not self._owned and not self._failed)
         if self._owned and dist.is_initialized():
             dist.destroy_process_group()
