@@ -8,6 +8,7 @@ Signals are passed on to the command. SERVERS is a folder with a socket for each
 from __future__ import annotations
 
 import os
+import select
 import signal
 import socket
 import sys
@@ -43,7 +44,13 @@ def main() -> None:
 
         for number in _PASSED_ON:
             signal.signal(number, pass_on)
+        # A signal just before a blocking read would not interrupt it, and wait for its end to be passed on.
+        woken, waker = socket.socketpair()
+        waker.setblocking(False)
+        signal.set_wakeup_fd(waker.fileno())
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        while channel not in select.select([channel, woken], [], [])[0]:
+            woken.recv(64)
         code = receive_number(channel)
     if code < 0:
         if -code != signal.SIGKILL:
