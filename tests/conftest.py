@@ -10,7 +10,7 @@ import signal
 import sys
 import tempfile
 import threading
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from itertools import islice
 from pathlib import Path
 
@@ -58,13 +58,15 @@ _LONGEST_FIRST = (
 """Test functions, and folders."""
 
 
-def pytest_configure() -> None:
-    gc.disable()  # while everything is imported, which is all kept
-
-
-def pytest_collection_finish() -> None:
-    gc.freeze()  # a collection would go through all modules and tests: a second, of which tests cause hundreds
-    gc.enable()
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """Import everything without collections, and keep it out of those that tests cause: each would take a second."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.freeze()
+        gc.enable()
 
 
 @pytest.hookimpl(trylast=True)  # of what `-m` has left
