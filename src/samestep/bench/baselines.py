@@ -58,7 +58,7 @@ class LoopContext:
     config: Config
     """With the global batch and the lanes of this world."""
     context: RunContext
-    """Of the process, on whose group all of them are."""
+    """Context of the process, whose group all of them use."""
     hardware: Hardware
     folder: Path
     stack: ExitStack

@@ -10,12 +10,12 @@ from dataclasses import dataclass
 from samestep.bench.statistics import Spread
 
 _WARM_UP = 0.25
-"""Of the steps: allocators, caches and logs fill up at first."""
+"""Share of the steps that do not count: allocators, caches and logs fill up at first."""
 _WINDOWS = 20
 LEAST_GROWTH = 1 << 20
 """Bytes over all steps: less is how anything that counts and caches creeps."""
 LEAST_RESIDENT_GROWTH = 32 << 20
-"""Of memory that the system has given: allocators keep more of it, and return some, as they like."""
+"""Least growth of resident memory that counts: allocators keep more of it, and return some, as they like."""
 _OF_JITTER = 3
 """Times what memory moves within a window: growth must exceed that, too."""
 _FEWEST = 8

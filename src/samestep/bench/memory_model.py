@@ -35,7 +35,7 @@ from samestep.step.micro_batches import cut_batch
 from samestep.train.task import Task
 
 _FEWEST_SAMPLES = 4
-"""Of a lane whose activations are predicted: of parts with two samples, which BatchNorm needs, and more."""
+"""Samples of a lane whose activations are predicted: BatchNorm needs parts with two samples and more."""
 
 
 @dataclass(frozen=True)
@@ -46,11 +46,11 @@ class StepMemory:
     buffers: int
     optimizer: int | None
     gradients: int
-    """Of all sets that are held at once."""
+    """Gradients of all sets that are held at once."""
     activations: int | None
     exchange: int
     batches: int
-    """Of all lanes of a step."""
+    """Batches of all lanes of a step."""
     passing: int
     """Gradients on their way to memory that they are added to; negative where less than `gradients` is held at once."""
     update: int

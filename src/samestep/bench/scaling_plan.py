@@ -16,7 +16,7 @@ MODES = {WEAK: (WEAK,), STRONG: (STRONG,), "both": (WEAK, STRONG)}
 SAMESTEP, DDP = "samestep", "ddp"
 VARIANTS = (SAMESTEP, DDP)
 _STRONG_LANES = 8
-"""Of a built-in workload, unless there are more ranks."""
+"""Lanes of a built-in workload, unless there are more ranks."""
 
 
 @dataclass(frozen=True)
@@ -83,15 +83,15 @@ class ScalingRequest:
     workload: str | None = "mlp"
     """A built-in task; None for the config's."""
     size: str = "small"
-    """Of the built-in task."""
+    """Size of the built-in task."""
     lanes: int | None = None
-    """Of a rank in weak scaling, of all ranks in strong scaling; None to choose."""
+    """Lanes per rank in weak scaling, of all ranks in strong scaling; None to choose."""
     variants: tuple[str, ...] = ()
     """Besides samestep; empty for all."""
     rounds: int | None = None
     quick: bool = False
     most_ranks: int = 1
-    """Of all worlds that are measured: how many lanes there must be in strong scaling."""
+    """Largest of the world sizes that are measured: so many lanes there must be in strong scaling."""
 
     def check(self, config: Config) -> None:
         """Refuse what cannot be measured."""

@@ -48,7 +48,7 @@ class Cores:
     allowed: tuple[int, ...]
     """The CPUs that it may run on."""
     owned: int
-    """How many of them a container or a batch system grants, at most."""
+    """Number of them that a container or a batch system grants, at most."""
     threads: int
 
 

@@ -33,9 +33,9 @@ class RunResult:
     world: int = 1
     """Ranks of the last start."""
     loss: float | None = None
-    """Of the last step."""
+    """Loss of the last step."""
     metrics: Mapping[str, Any] = field(default_factory=dict)
-    """Of the last evaluation."""
+    """Metrics of the last evaluation."""
     best: Mapping[str, Any] | None = None
     """The best evaluation: its step, metric, value, and all metrics where its checkpoint is kept."""
     checkpoints: Mapping[str, str] = field(default_factory=dict)

@@ -15,7 +15,7 @@ _SHOWN = 8
 _CHOSEN = ("initial_lr", "lr", "weight_decay", "momentum", "betas", "eps")
 """What people choose of an optimizer's group."""
 _MOVED = {"lr": "initial_lr", "momentum": "max_momentum", "betas": "max_momentum"}
-"""Of these, what a schedule may move, and the key that a group has then."""
+"""Keys that a schedule may move, with the key that a group has then."""
 
 
 @runtime_checkable

@@ -22,7 +22,7 @@ _SECONDS = 0.25
 """Between two drawings of the same trials."""
 _BAR = 24
 _LINES_AROUND = 9
-"""Of a terminal, that are not the table's rows."""
+"""Lines of a terminal that are not rows of the table."""
 _COLORS = {"complete": "green", "pruned": "bright_black", "failed": "red", "running": "cyan"}
 
 

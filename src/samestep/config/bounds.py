@@ -63,4 +63,4 @@ Factor = Annotated[float, Field(gt=1, le=1e6), Reason("the scale would leave its
 LaneWeight = Annotated[float, Field(ge=1e-6, le=1e6), Reason("a rank a million times slower has no lane")]
 
 MOST_ENTRIES = 1_000
-"""Of lists and mappings that a person writes."""
+"""Most entries of a list or mapping that a person writes."""

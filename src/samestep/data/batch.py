@@ -136,9 +136,9 @@ class StepData:
     draws: tuple[int, ...] = ()
     """Where the loop's own draws began that came last, if it has a body that is over."""
     total: int | None = None
-    """How many steps the run has, if that is known."""
+    """Number of steps of the run, if that is known."""
     samples: Sequence[int] | None = None
-    """Of each unit of all ranks, where this rank knows it without asking the others."""
+    """Samples per unit of all ranks, where this rank knows them without asking the others."""
 
     @property
     def following(self) -> Position:
@@ -152,9 +152,9 @@ class Source(ABC):
     """The source of the steps' data."""
 
     samples: int | None
-    """How many samples an epoch has; None if it is known only at its end."""
+    """Samples per epoch; None if that is known only at its end."""
     steps_per_epoch: int | None
-    """How many steps an epoch has; None if it is known only at its end."""
+    """Steps per epoch; None if that is known only at its end."""
     has_streams = False
     """Whether positions hold states of streams, which each rank knows only of its own lanes."""
 

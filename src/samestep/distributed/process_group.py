@@ -133,9 +133,9 @@ class Joined:
     cores: int
     """CPUs that all ranks of the run compute on."""
     hosts: tuple[str, ...]
-    """Of every rank."""
+    """Host of every rank."""
     name: str
-    """Of this start of the ranks, which no other has."""
+    """Name of this start of the ranks, which no other has."""
 
 
 def open_process_group(section: DistributedConfig, place: Placement) -> Joined:

@@ -22,7 +22,7 @@ class Operation(NamedTuple):
     prepare: Callable[[TorchCollectives, Tensor], Call]
     """With the tensor whose bytes are its size; allocates what it needs, once."""
     share: Callable[[int], float]
-    """Of a message's bytes, how much each rank sends at least, at a number of ranks.
+    """Share of a message's bytes that each rank sends at least, by the world size.
 
     Bytes of the message, times this, divided by the time is the bus bandwidth: comparable among
     operations and numbers of ranks.

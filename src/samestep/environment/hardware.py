@@ -35,7 +35,7 @@ class Hardware:
     cpus: Fact[int]
     """The number that the ranks here share."""
     backends: tuple[str, ...]
-    """Of nccl and gloo, what this torch is built with."""
+    """Those of nccl and gloo that this torch is built with."""
     host: str
     platform: Fact[str]
     """colab, kaggle or local."""
@@ -111,7 +111,7 @@ class Limits:
     """None where there is no limit."""
 
     cpus: float | None
-    """How many CPUs' time may be used."""
+    """Number of CPUs whose time may be used."""
     memory: int | None
     """Bytes."""
 

@@ -57,9 +57,9 @@ class EvalShard:
 
     moment: Moment
     ids: list[int] = field(default_factory=list)
-    """Of its samples, in the order of the loop: their places in the dataset."""
+    """Places of its samples in the dataset, in the order of the loop."""
     firsts: list[int] = field(default_factory=list)
-    """Of each batch, its first sample's."""
+    """Place of the first sample of each batch."""
     is_over: bool = False
     """Whether the loop has come to its end."""
 

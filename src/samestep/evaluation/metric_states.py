@@ -45,7 +45,7 @@ class MetricState:
 
 
 States = dict[str, MetricState]
-"""Of a metric and all inside it, by the path to each of them."""
+"""States of a metric and of all inside it, by the path to each of them."""
 
 
 def is_torchmetrics(metric: Any) -> bool:

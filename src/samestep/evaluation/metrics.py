@@ -19,7 +19,7 @@ from samestep.step.loss_terms import Term
 
 Number = float | list[float]
 SHOWN = 6
-"""How many values a line on the console has; the tracked file has all."""
+"""Number of values on a line of the console; the tracked file has all."""
 
 
 def flatten(values: Mapping[str, Any]) -> dict[str, Number]:

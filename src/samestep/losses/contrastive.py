@@ -176,7 +176,7 @@ class SharedRows(Protocol):
     """Processes that compute the same loss of the same batch, and deal out its anchors."""
 
     blocks: int
-    """How many there are in all; depends on nothing but the run, so that its bits do not either."""
+    """Number of all blocks; depends on nothing but the run, so that its bits do not either."""
     mine: range
     """Those of this process."""
 

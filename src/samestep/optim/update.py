@@ -73,7 +73,7 @@ class Updated:
 
     rates: tuple[float, ...]
     norms: Tensor | None = None
-    """Of the gradients before clipping, if they are measured."""
+    """Norms of the gradients before clipping, if they are measured."""
     skipped: Tensor | None = None
     """1 if the step changed nothing; None if that cannot be."""
     scale: Tensor | None = None

@@ -67,7 +67,7 @@ class WeightAverage(ABC):
         self._groups: list[tuple[list[Tensor], list[Tensor]]] = []
         """Averages and what they are of, by type: a list of one type is one kernel."""
         self.updates = 0
-        """How many weights are in the average."""
+        """Number of weights in the average."""
 
     @abstractmethod
     def update(self) -> None:

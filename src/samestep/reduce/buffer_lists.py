@@ -17,7 +17,7 @@ class _Listed(NamedTuple):
     slot: BufferSlot
     own: Tensor
     pointer: BufferSlot | None
-    """Of a queue."""
+    """Pointer of a queue."""
     own_pointer: Tensor | None
 
 

@@ -58,7 +58,7 @@ class LaneBuffers:
         self._constant: list[tuple[BufferSlot, Tensor]] = []
         """Large buffers that the first step left alone."""
         self._versions: list[int] = []
-        """Of these, when the lane began: others than lanes may write to them, such as an average."""
+        """Versions of these when the lane began: others than lanes may write to them, such as an average."""
         self._settled = self._alone
         self._touched = False
         self._lists, pointers = _lists(slots, assignment, collectives)

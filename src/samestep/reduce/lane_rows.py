@@ -17,7 +17,7 @@ class RowKind(NamedTuple):
     """The shape and kind that the rows of all lanes share."""
 
     per_sample: int
-    """How many rows a sample has: one for each of its views."""
+    """Rows per sample: one for each of its views."""
     shape: tuple[int, ...]
     dtype: torch.dtype
 

@@ -21,7 +21,7 @@ _FAINT = 0.3
 _FEWEST_SMOOTHED = 20
 """Points of a line that has a running mean; also in chart.js."""
 _INCHES = 1 / 95
-"""Of a panel's pixel."""
+"""Inches per pixel of a panel."""
 
 
 def refuse_picture(path: Path, force: bool) -> None:

@@ -59,9 +59,9 @@ class Origin:
     code: str | None
     """The whole path of the task's file, or of the script; None if neither is known."""
     sha256: str | None
-    """Of that file, as it was then."""
+    """Checksum of that file, as it was then."""
     config_sha256: str = ""
-    """Of the run's config.json."""
+    """Checksum of the run's config.json."""
     signature: str = ""
 
     @classmethod

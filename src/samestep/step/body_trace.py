@@ -57,7 +57,7 @@ class BodyTrace:
     """The operations of a body up to a backward pass."""
 
     kind: str
-    """Of the device."""
+    """Kind of the device."""
     operations: list[Operation] = field(default_factory=list)
     loss: Any = None
     """With places."""

@@ -59,7 +59,7 @@ class GlobalSteps:
         self._shared = LaneBlocks(setup.assignment.units, context.collectives)
         self._loss_buffers = LossBuffers(modules)
         self._kept: int | None = None
-        """How many lanes keep their activations; None before the first lane was seen."""
+        """Number of lanes that keep their activations; None before the first lane was seen."""
 
     def run(self, passes: LanePasses, embed: Embed, loss: BatchLoss) -> None:
         """Run the whole step."""

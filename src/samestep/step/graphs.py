@@ -41,7 +41,7 @@ _CHANGES = 5
 _WIDEST = 8
 """Lanes side by side that fill a GPU, if memory allows."""
 _SHARE = 0.5
-"""Of the free memory that lanes side by side may take by themselves."""
+"""Share of the free memory that lanes side by side may take by themselves."""
 
 
 def why_no_graph(config: Config, device: torch.device, optimizers: Sequence[Optimizer]) -> str | None:
@@ -83,7 +83,7 @@ class GraphedSteps(WholeLanes):
         width = config.speed.parallel_lanes
         self._fills_memory = width == "auto"
         self._widest = _WIDEST if width == "auto" else width
-        """How many lanes may run side by side; fewer after a capture that memory was too small for."""
+        """Number of lanes that may run side by side; fewer after a capture for which memory was too small."""
         self._seen: dict[Any, int] = {}
         """By shape, how many steps there were of it."""
         self._refused: set[Any] = set()

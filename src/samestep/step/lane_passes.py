@@ -40,7 +40,7 @@ class LanePasses:
         self._stats: LocalStats | None = None
         self._begun = self.is_reduced = False
         self._samples = 0
-        """Of the open lane."""
+        """Samples of the open lane."""
         self._updated: Updated | None = None
         """What the last update measured."""
         engine.guard.begin(data.index)

@@ -44,7 +44,7 @@ class LaneTensor(Tensor):
     pending: Pending | None
     """What has put off its computation; None if it has its tensors."""
     batch_mean: Callable[[], Tensor] | None
-    """Of a loss after its backward pass: returns the mean over the global batch."""
+    """Returns the mean over the global batch of a loss, after its backward pass."""
 
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:

@@ -57,7 +57,7 @@ class LoopBody:
         self._made_in_lanes: list[range] = []
         """The numbers of autograd's nodes that modules have made in lanes."""
         self.backwards = 0
-        """How many backward passes the body has made."""
+        """Number of backward passes that the body has made."""
         self.is_begun = False
         """Whether the body has changed gradients or weights."""
         self._forwards = 0

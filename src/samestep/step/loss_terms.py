@@ -25,7 +25,7 @@ class TermSums(NamedTuple):
     sums: Tensor
     names: tuple[str, ...]
     ratios: tuple[float, ...]
-    """Of each loss's count to that of the first."""
+    """Ratios of each loss's count to that of the first."""
 
 
 class LossTerms(Protocol):

@@ -37,7 +37,7 @@ class CvRequest:
     config: Path
     overrides: tuple[str, ...]
     k: int | None = None
-    """How many folds; as many as the file has, if there is one."""
+    """Number of folds; as many as the file has, if there is one."""
     stratify: str = "auto"
     seed: int = 0
     file: Path | None = None

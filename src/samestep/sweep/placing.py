@@ -29,7 +29,7 @@ class Place:
     """The share of one trial, of those side by side, in some machines."""
 
     options: tuple[str, ...] = ()
-    """Of `samestep launch`."""
+    """Options of `samestep launch`."""
     overrides: tuple[str, ...] = ()
     gpus: tuple[str, ...] = ()
     """Those of this machine that it sees, and none of another's; all if nothing is shared out."""
@@ -42,9 +42,9 @@ class ResourcePlan:
     parallel: int
     """Trials side by side."""
     ranks: int
-    """Of each trial."""
+    """Ranks per trial."""
     threads: int
-    """Of each rank."""
+    """Threads per rank."""
     via: str | None = None
     places: tuple[Place, ...] = (Place(),)
     """For each of the trials side by side, or one for all."""

@@ -41,7 +41,7 @@ class Choice:
     candidates: Sequence[TrialRecord] = ()
     """All within the margin."""
     latencies: Mapping[int, Latency] = field(default_factory=dict)
-    """Of the candidates by number, if they were measured."""
+    """Latencies of the candidates by number, if they were measured."""
     not_measured: str = ""
     """Why they were not."""
 

@@ -22,9 +22,9 @@ if TYPE_CHECKING:
 
 _SECONDS_BETWEEN_LINES = 10.0
 _SECONDS_BETWEEN_MOVES = 0.1
-"""Of a bar: an eye follows no more, and short steps must not wait for a terminal."""
+"""Least time between moves of a bar: an eye follows no more, and short steps must not wait for a terminal."""
 _WORTH_SHOWING = 1.2
-"""How many times the fastest rank's work the slowest one must have to be named."""
+"""Ratio of the slowest rank's work to the fastest one's from which on it is named."""
 
 
 class _Pace:

@@ -14,7 +14,7 @@ from samestep.words import counted
 
 _IDEAL, _GREY = "ideal", "#8793a0"
 PHASES = ("data", "compute", "exchange", "update", "wait")
-"""Of a step, from the bottom of a bar up."""
+"""Phases of a step, from the bottom of a bar up."""
 PARTS = ("weights", "gradients", "optimizer", "buffers", "activations", "exchange", "total")
 _MODES = ("weak", "strong")
 _FLOOR = {"weak": 0.9, "strong": 0.8}

@@ -15,7 +15,7 @@ from samestep.errors import PlanError
 from samestep.report.format import format_bytes
 
 _USABLE = 0.9
-"""Of the memory: the rest is the system's, and for what a run holds only now and then."""
+"""Share of the memory: the rest is the system's, and for what a run holds only now and then."""
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,7 @@ class Timed:
     lanes: int = 1
     global_batch: int = 1
     seconds: tuple[float, ...] = ()
-    """Of a step in each round, on the slowest rank."""
+    """Seconds per step in each round, on the slowest rank."""
     peak_bytes: int | None = None
     """Memory of the rank that held most, at most."""
     failed: str = ""

@@ -118,7 +118,7 @@ def _configs_of(
 
 class _Turn(NamedTuple):
     seconds: float
-    """Of a step, on the slowest rank."""
+    """Seconds per step, on the slowest rank."""
     peak_bytes: int
     """Memory of the rank that held most."""
 

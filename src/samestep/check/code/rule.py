@@ -38,7 +38,7 @@ class Rule:
     plain: bool = False
     """Not looked for in files that hand their loop to a library, which takes care of it."""
     files: Literal["all", "uses_torch", "is_ported", "trains"] = "all"
-    """Of which kind files are that it is looked for in."""
+    """Kind of files that it applies to."""
 
     def applies_to(self, code: Code) -> bool:
         """Return whether it is looked for in a file."""
@@ -56,7 +56,7 @@ class Finding:
     """In the cell, if there is one."""
     column: int
     cell: int | None
-    """Of a notebook, from 1."""
+    """Cell of a notebook, from 1."""
     code: str
     """The line as it is written."""
     title: str

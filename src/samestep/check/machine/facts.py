@@ -44,7 +44,7 @@ class Machine:
 
     hardware: Hardware
     versions: Mapping[str, str]
-    """Of python, torch and samestep."""
+    """Versions of python, torch and samestep."""
     processor: str
     """The architecture, and the instructions that torch chose its kernels by."""
     cpus: tuple[int, ...]

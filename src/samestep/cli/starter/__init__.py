@@ -36,7 +36,7 @@ class Answers:
     optimizer: str = OWN_OPTIMIZER
     """A class of torch.optim."""
     lr: float | None = None
-    """Of the named optimizer, or of the starter's own task."""
+    """Learning rate of the named optimizer, or of the starter's own task."""
     precision: str = "fp32"
     via: str = "torchrun"
     """What starts its ranks."""

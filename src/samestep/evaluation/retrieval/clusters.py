@@ -16,11 +16,11 @@ from samestep.reduce.row_shards import RowExchange
 ITERATIONS = 50
 """At most; it ends when no sample changes its cluster."""
 STARTS = 3
-"""Of which the best counts."""
+"""Number of starts, of which the best counts."""
 _FRACTION = 2.0**30
-"""Of a row's numbers; those of 2^32 rows can be added up."""
+"""Scale of a row's numbers; those of 2^32 rows can be added up."""
 _WEIGHT = 2.0**24
-"""Of squared distances, in the same way."""
+"""Scale of squared distances, in the same way."""
 
 
 class KMeans:

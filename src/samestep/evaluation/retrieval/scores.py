@@ -27,7 +27,7 @@ class NeighbourScores:
         self._search, self._labels = search, queries.labels
         self._metrics = [name for name in metrics if name not in CLUSTERING_METRICS]
         self._totals = _references_of_class(search, queries)
-        """Of each query, how many references of its class there are, but for itself."""
+        """Per query, the number of references of its class, without itself."""
 
     def measure(self) -> dict[str, float]:
         """Return the metrics by name, the same on every rank."""

@@ -38,7 +38,7 @@ class SharedRows:
     rows: Tensor
     """This rank's, of float32 or float16, in host memory."""
     labels: Tensor
-    """Of all samples, of int64, in host memory: on every rank."""
+    """Labels of all samples, as int64 in host memory, on every rank."""
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,7 @@ class Rough:
     squares: Tensor
     """The rows' squared lengths, for euclidean distances."""
     largest: float
-    """Of the squares."""
+    """Largest of the squares."""
 
     @classmethod
     def of(cls, rows: Tensor) -> Rough:
@@ -274,7 +274,7 @@ class _Candidates:
         self._distances: list[Tensor] = []
         self._ids: list[Tensor] = []
         self._limit: Tensor | None = None
-        """Of each query, the distance from which on a reference cannot be among the nearest."""
+        """Per query, the distance from which on a reference cannot be among the nearest."""
 
     def add(self, rough: Tensor, error: float, start: int) -> None:
         """Take a block of references.

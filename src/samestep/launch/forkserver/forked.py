@@ -37,7 +37,7 @@ class Imported:
 
     environment: Mapping[str, str]
     threads: int
-    """Of the libraries that read this only then."""
+    """Threads of the libraries that read this only when they are loaded."""
     exported: Mapping[str, str]
     """Variables that what it imported has set."""
 

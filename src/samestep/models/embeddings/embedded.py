@@ -57,7 +57,7 @@ class EmbeddedSet:
 
     dataset: Any
     indices: list[int]
-    """Of the samples, in the dataset."""
+    """Places of the samples in the dataset."""
     rows: Tensor
     labels: list[int] | None
     """The class of each; None if they have none."""
@@ -97,7 +97,7 @@ class EmbeddedRun:
     distance: str
     """How near they are is measured by: cosine, or euclidean."""
     samples: int
-    """How many the data has, of which some are drawn."""
+    """Number of samples of the data, of which some are drawn."""
     step: int
     weights: str
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from samestep.report.curves.history import Series
 
 POINTS = 500
-"""Of one curve: about one for every pixel or two."""
+"""Points of one curve: about one for every pixel or two."""
 _FLAGS = 60
 
 
