@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import faulthandler
+import itertools
 import multiprocessing
 import os
 import signal
@@ -10,6 +11,7 @@ import socket
 import time
 import traceback
 from collections.abc import Callable
+from contextlib import suppress
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 from typing import Any
@@ -109,7 +111,13 @@ def _rank(pipe: Connection, rank: int, world: int, port: int, target: Callable[.
         pipe.send((False, traceback.format_exc()))
 
 
+_PORTS = itertools.count(61 * os.getpid())
+
+
 def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+    """Return a port that no other test takes: not one of those that the system gives to whoever asks next."""
+    while True:
+        port = 20_000 + next(_PORTS) % 12_000
+        with socket.socket() as probe, suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            return port

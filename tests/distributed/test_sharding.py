@@ -306,8 +306,11 @@ class OwnAdamW(torch.optim.AdamW):
 
 def _prepared(folder: str, kind: str) -> None:
     with samestep.start(**_keys(folder, "optimizer")) as run:
-        model = Net()
-        made: Any = Joint(model.parameters(), 0.1) if kind == "joint" else Lookahead(model.parameters())
+        model = nn.Sequential(nn.Flatten(), nn.LazyLinear(10)) if kind == "lazy" else Net()
+        params = model.parameters()
+        made: Any = (
+            Lookahead(params) if kind == "wrapping" else Joint(params, 0.1) if kind == "joint" else Sign(params, 0.1)
+        )
         run.prepare(model, made, _data())
 
 
@@ -316,9 +319,10 @@ def _prepared(folder: str, kind: str) -> None:
     [
         ("joint", "Joint updates a parameter differently when it has others"),
         ("wrapping", "Lookahead holds another optimizer (SGD)"),
+        ("lazy", "is a LazyLinear whose shapes are not known yet"),
     ],
 )
-def test_optimizers_that_owners_cannot_step_are_refused(tmp_path: Path, kind: str, why: str) -> None:
+def test_what_owners_cannot_step_is_refused(tmp_path: Path, kind: str, why: str) -> None:
     for ok, text in answers_of_ranks(_prepared, 2, str(tmp_path), kind, seconds=100):
         assert not ok
         assert TaskError.__name__ in text

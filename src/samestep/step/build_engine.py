@@ -93,9 +93,9 @@ def prepare(setup: RunSetup, objects: Sequence[Any], restore: Restore, is_resume
     modules, optimizers, schedules = sorted_by_kind(objects)
     named, frozen = trainable(optimizers, modules)
     params = [param for _, param in named]
+    refuse_unsupported(modules, optimizers, config.same, context.device)
     owns = _owns(setup, params)
     was_on_meta = _give_memory(setup, modules, owns, is_resumed)
-    refuse_unsupported(modules, optimizers, config.same, context.device)
     if not named:
         raise TaskError("no parameter of the optimizers requires a gradient")
     # Before what wraps forward passes: their second ones are meetings, too.
