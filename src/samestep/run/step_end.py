@@ -54,7 +54,7 @@ class StepEnd:
         """The last step that has ended."""
         self._unread: deque[ReadFlags] = deque()
         self.watched: tuple[Sequence[nn.Module], Sequence[Optimizer]] = ((), ())
-        """What must be the same on all ranks."""
+        """Modules and optimizers that must be the same on all ranks."""
 
     def flags(self) -> RankFlags:
         """Return what this rank sends to all others with the coming step."""

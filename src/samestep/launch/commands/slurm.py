@@ -202,7 +202,7 @@ def _by_mpirun(job: SlurmJob) -> list[str]:
 
 
 HIDDEN = ("SLURM_MEM_PER_NODE", "SLURM_GPUS", "SLURM_GPUS_PER_NODE", "SLURM_GRES", "SLURM_NTASKS_PER_NODE")
-"""What srun would take for its own options: a step would request all that the allocation has."""
+"""Variables that srun would take for its own options: a step would request all that the allocation has."""
 
 
 def srun_command(

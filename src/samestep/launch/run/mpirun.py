@@ -23,7 +23,7 @@ _SECONDS_TO_ANSWER = 20.0
 _SECONDS_TO_SAVE = 60.0
 """How long mpirun's ranks get to save if this process is killed; they end with mpirun."""
 _KEPT_BYTES, _KEPT_LINES = 65536, 60
-"""What is kept of a quiet one's output, and shown if it fails."""
+"""Output of a quiet one that is kept, and shown if it fails."""
 
 
 _BY_NAME: dict[str, Flavour] = {
