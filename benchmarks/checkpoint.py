@@ -9,6 +9,7 @@ save is on disk, a step while it is written, and a restore.
 from __future__ import annotations
 
 import argparse
+import math
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -18,7 +19,7 @@ from typing import Any
 
 import torch
 
-from samestep.bench.builtin import builtin_config, width_of_state
+from samestep.bench.builtin import builtin_config
 from samestep.bench.document import Document, machine_facts
 from samestep.bench.short_runs import backend_of, training_facts, trials
 from samestep.bench.statistics import spread_of
@@ -208,9 +209,8 @@ def main() -> None:
     parser.add_argument("--directory", type=Path, help="on the disk to measure")
     parser.add_argument("--json", type=Path)
     arguments = parser.parse_args()
-    config = override_config(
-        builtin_config(width=width_of_state(arguments.megabytes)), [f"distributed.device={arguments.device}"]
-    )
+    width = max(1, round(math.sqrt(arguments.megabytes * 1e6 / (3 * 4 * 8))))  # of float32 weights and AdamW's moments
+    config = override_config(builtin_config(width=width), [f"distributed.device={arguments.device}"])
     with (
         tempfile.TemporaryDirectory(dir=arguments.directory) as folder,
         create_run_context(config, detect_hardware()) as context,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from pathlib import Path
 from typing import Any
 
@@ -29,8 +28,3 @@ def builtin_config(**params: Any) -> Config:
 def is_builtin(config: Config) -> bool:
     """Return whether it trains what is built in."""
     return config.task == _TASK
-
-
-def width_of_state(megabytes: int) -> int:
-    """Return the width of the built-in perceptron whose weights and AdamW's moments are about so large."""
-    return max(1, round(math.sqrt(megabytes * 1e6 / (3 * 4 * 8))))

@@ -6,7 +6,7 @@ import json
 import os
 import platform
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -36,10 +36,6 @@ class Document:
             "machine": dict(self.machine),
             "rows": [dict(row) for row in self.rows],
         }
-
-    def with_facts(self, facts: Mapping[str, Any]) -> Document:
-        """Return it with more facts of the machine and the training."""
-        return replace(self, machine={**self.machine, **facts})
 
     def write(self, path: Path) -> None:
         """Write it; the directory must exist."""

@@ -1,4 +1,4 @@
-"""Measures what a training's memory consists of, beside a prediction; what lanes cost; and leaks."""
+"""Measures what a training's memory consists of, what lanes cost, and leaks."""
 
 from __future__ import annotations
 
@@ -11,20 +11,16 @@ from functools import cache
 from typing import Any
 
 import psutil
-import torch
 from torch import Tensor
 
 from samestep.bench.document import Document, machine_facts
 from samestep.bench.leak import LEAST_GROWTH, LEAST_RESIDENT_GROWTH, Growth, growth_of
-from samestep.bench.memory_meter import Levels, Meter, StepLevels, metered
-from samestep.bench.memory_model import StepMemory, bytes_of, predict
+from samestep.bench.memory_meter import AllocatorMeter, Levels, StepLevels, TensorMeter, bytes_of, metered
 from samestep.bench.short_runs import Trials, backend_of, training_facts, trials
 from samestep.bench.statistics import spread_of
 from samestep.config import Config
-from samestep.data.batch import LaneBatch
 from samestep.distributed.context import RunContext
 from samestep.errors import PlanError
-from samestep.pytree import move
 from samestep.run.run import Run
 from samestep.tracking.progress import TurnProgress
 from samestep.words import counted
@@ -117,18 +113,16 @@ def possible_lanes(config: Config, world: int, wanted: Sequence[int]) -> list[in
 
 
 def _part_rows(opened: Trials, lanes_per_rank: int) -> list[dict[str, Any]]:
-    predicted, held = _read_parts(opened, lanes_per_rank)
+    held = _read_parts(opened, lanes_per_rank)
     context = opened.context
     mine = {name: [step[name] for step in held] for name in PARTS}
     by_rank = context.gather(mine)
-    told = context.gather({name: getattr(predicted, name) for name in PARTS})
     return [
         {
             "world": context.world,
             "backend": backend_of(context),
             "lanes_per_rank": lanes_per_rank,
             "part": part,
-            "predicted_bytes": None if None in (r[part] for r in told) else max(r[part] for r in told),
             **_measured([rank[part] for rank in by_rank]),
             "ranks": [
                 {"rank": rank, "host": host, **_measured([by_rank[rank][part]])}
@@ -149,8 +143,8 @@ def _measured(by_rank: Sequence[Sequence[int | None]]) -> dict[str, Any]:
     return {"measured_bytes": int(most), "low": min(every), "high": max(every)}
 
 
-def _read_parts(opened: Trials, lanes_per_rank: int) -> tuple[StepMemory, list[dict[str, int | None]]]:
-    """Return what a run of so many lanes should hold, and what it did in some steps."""
+def _read_parts(opened: Trials, lanes_per_rank: int) -> list[dict[str, int | None]]:
+    """Return what a run of so many lanes held in some steps."""
     context, device = opened.context, opened.context.device
     speed = opened.config.speed
     # A graph holds its memory for as long as it lives, and a compiled step is not seen through.
@@ -172,17 +166,12 @@ def _read_parts(opened: Trials, lanes_per_rank: int) -> tuple[StepMemory, list[d
                 if number >= _WARM_UP:
                     found = levels.finished()
                     held.append(_sorted_out(run, meter, found, opened.task.has_batch_loss, by_tree))
-            batch = levels.last
-            assert batch is not None, "data with whole lanes was required"
-            predicted = predict(run, opened.task, _on_device(batch, device))
-    return predicted, held
+    return held
 
 
-def _on_device(batch: LaneBatch, device: torch.device) -> LaneBatch:
-    return LaneBatch(batch.lane, move(batch.data, device), batch.ids, batch.moment)
-
-
-def _sorted_out(run: Run, meter: Meter, found: StepLevels, whole_batch: bool, by_tree: bool) -> dict[str, int | None]:
+def _sorted_out(
+    run: Run, meter: TensorMeter | AllocatorMeter, found: StepLevels, whole_batch: bool, by_tree: bool
+) -> dict[str, int | None]:
     """Whose the memory between two steps is; and what came and went in the step."""
     state = run.state
     weights = bytes_of([param for module in state.modules for param in module.parameters()])

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -17,38 +17,25 @@ from samestep.pytree import tensors
 from samestep.tracking.listeners import RunListener
 
 
-class Meter(Protocol):
-    """Counts from where it was opened on."""
-
-    def held(self) -> int:
-        """Bytes of all tensors that are alive."""
-
-    def peak(self) -> int:
-        """Return the most that `held` was since `restart`."""
-
-    def restart(self) -> None:
-        """Look for a new peak."""
-
-    def size_of(self, batch: Any) -> int:
-        """Return what of `held` is a batch's, once it is where this rank computes."""
-
-    def resized(self, tensor: Tensor) -> None:
-        """The storage of a tensor has another size now."""
+def bytes_of(found: Sequence[Tensor]) -> int:
+    """Return the bytes of tensors, each memory once."""
+    storages = {t.untyped_storage()._cdata: t.untyped_storage().nbytes() for t in found}
+    return sum(storages.values())
 
 
 @contextmanager
-def metered(device: torch.device) -> Iterator[Meter]:
+def metered(device: torch.device) -> Iterator[TensorMeter | AllocatorMeter]:
     """A meter of a device."""
     if device.type == "cuda":
-        yield _AllocatorMeter(device)
+        yield AllocatorMeter(device)
         return
     meter = TensorMeter()
     with meter:
         yield meter
 
 
-class _AllocatorMeter:
-    """Reads the counts of CUDA's allocator."""
+class AllocatorMeter:
+    """Reads the counts of CUDA's allocator, as `TensorMeter` counts on CPUs."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
@@ -70,7 +57,7 @@ class _AllocatorMeter:
         return sum(tensor.nbytes for tensor in tensors(batch))
 
     def resized(self, tensor: Tensor) -> None:
-        """The allocator has seen it."""
+        """Do nothing: the allocator has seen it."""
 
 
 def _open_workspaces(device: torch.device) -> None:
@@ -93,15 +80,19 @@ class TensorMeter(TorchDispatchMode):
         self._held = self._peak = 0
 
     def held(self) -> int:
+        """Bytes of all tensors that are alive."""
         return self._held
 
     def peak(self) -> int:
+        """Return the most that `held` was since `restart`."""
         return self._peak
 
     def restart(self) -> None:
+        """Look for a new peak."""
         self._peak = self._held
 
     def size_of(self, batch: Any) -> int:
+        """Return what of `held` is a batch's, once it is where this rank computes."""
         storages = {tensor.untyped_storage()._cdata for tensor in tensors(batch)}
         return sum(self._sizes.get(storage, 0) for storage in storages)
 
@@ -116,6 +107,7 @@ class TensorMeter(TorchDispatchMode):
         return found
 
     def resized(self, tensor: Tensor) -> None:
+        """The storage of a tensor has another size now."""
         storage = tensor.untyped_storage()
         if storage._cdata in self._sizes:
             self._held += storage.nbytes() - self._sizes[storage._cdata]
@@ -176,23 +168,20 @@ class Levels(RunListener):
 
     draws = False
 
-    def __init__(self, meter: Meter, copies: bool) -> None:
+    def __init__(self, meter: TensorMeter | AllocatorMeter, copies: bool) -> None:
         """Args:
         copies: Whether a batch is on the device only when its lane's forward pass has begun.
         """
         self._meter, self._copies = meter, copies
-        self.last: LaneBatch | None = None
-        """The first batch of the last step, before it is on the device."""
         self.step = StepLevels()
         self._sizes: list[int] = []
 
     def begin(self) -> None:
         """A new step."""
-        self.step, self._sizes, self.last = StepLevels(), [], None
+        self.step, self._sizes = StepLevels(), []
         self._meter.restart()
 
     def on_batch(self, step: int, batch: LaneBatch) -> None:
-        self.last = self.last or batch
         self._sizes.append(self._meter.size_of(batch.data))
 
     def enter_lane(self, step: int, lane: int) -> None:

@@ -13,7 +13,7 @@ from samestep.words import counted
 
 Row = Mapping[str, Any]
 
-COLUMNS = ("part", "ranks", "lanes a rank", "predicted", "measured", "range")
+COLUMNS = ("part", "ranks", "lanes a rank", "measured", "range")
 LEAK_COLUMNS = ("rank", "host", "ranks", "memory", "bytes a step", "95 % range", "steps", "leaks")
 
 
@@ -24,7 +24,6 @@ def part_cells(rows: Sequence[Row]) -> list[tuple[str, ...]]:
             row["part"],
             str(row["world"]),
             str(row["lanes_per_rank"]),
-            _size(row["predicted_bytes"]),
             _size(row["measured_bytes"]),
             f"{_size(row['low'])} - {_size(row['high'])}",
         )
@@ -120,8 +119,6 @@ def present(document: Document) -> Presentation:
 
 def _panels(parts: Sequence[Row]) -> list[Panel]:
     lanes = sorted({row["lanes_per_rank"] for row in parts})
-    if len(lanes) < 2:
-        return []
     return [
         Panel(
             title=f"memory of a rank by lanes, {counted(world, 'rank')}", x="lanes a rank", y="MB",
@@ -135,15 +132,14 @@ def _lines(parts: Sequence[Row]) -> list[Line]:
     found = []
     for number, name in enumerate(dict.fromkeys(row["part"] for row in parts)):
         rows = sorted((row for row in parts if row["part"] == name), key=lambda row: row["lanes_per_rank"])
-        for key, dash in (("measured_bytes", ""), ("predicted_bytes", "dash")):
-            found.append(
-                Line(
-                    name=f"{name}, {key.partition('_')[0]}", group=name,
-                    x=[row["lanes_per_rank"] for row in rows],
-                    y=[None if row[key] is None else row[key] / 2**20 for row in rows],
-                    color=COLORS[number % len(COLORS)], dash="dash" if dash else "", mark="circle",
-                )
-            )  # fmt: skip
+        sizes = [row["measured_bytes"] for row in rows]
+        found.append(
+            Line(
+                name=name, group=name, x=[row["lanes_per_rank"] for row in rows],
+                y=[None if size is None else size / 2**20 for size in sizes],
+                color=COLORS[number % len(COLORS)], mark="circle",
+            )
+        )  # fmt: skip
     return found
 
 

@@ -18,8 +18,8 @@ import torch
 from samestep.bench.baselines import Advance, LoopContext, Unsupported, open_ddp, open_samestep, refuse_small_data
 from samestep.bench.document import Document, machine_facts
 from samestep.bench.scaling_plan import DDP, KIND, MODES, SAMESTEP, Part, ScalingRequest
-from samestep.bench.scaling_report import Cores, RankStep, phases_of, ratio_of, share_cores, slow_ranks
-from samestep.bench.statistics import spread_of
+from samestep.bench.scaling_report import Cores, RankStep, phases_of, share_cores, slow_ranks
+from samestep.bench.statistics import ratio_of, spread_of
 from samestep.bench.workloads import WorkloadTask, workload_of
 from samestep.config import Config
 from samestep.distributed.context import RunContext
@@ -175,7 +175,7 @@ class _Measuring:
                 {"rank": rank, "host": one.host, "compute": computes[rank].median, "memory_bytes": most}
                 for rank, (one, most) in enumerate(ranks)
             ],
-            "slow_ranks": [{"rank": one.rank, **asdict(one.times)} for one in slow_ranks(steps)],
+            "slow_ranks": slow_ranks(steps),
             "precision": run.setup.precision.kind,
             "shares_cores": context.device.type == "cpu" and share_cores([one for one, _ in ranks]),
         }

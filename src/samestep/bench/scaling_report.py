@@ -32,15 +32,6 @@ class RankStep:
 
 
 @dataclass(frozen=True)
-class SlowRank:
-    """A rank that computes longer than the others."""
-
-    rank: int
-    times: Spread
-    """As long as the median rank."""
-
-
-@dataclass(frozen=True)
 class Cores:
     """The cores that a rank may run on."""
 
@@ -89,8 +80,8 @@ def phases_of(steps: Sequence[Sequence[RankStep]]) -> dict[str, Spread]:
     return {name: spread_of([split[name] for split in splits]) for name in PHASES}
 
 
-def slow_ranks(steps: Sequence[Sequence[RankStep]]) -> list[SlowRank]:
-    """Ranks that compute clearly longer than the median one, the slowest first."""
+def slow_ranks(steps: Sequence[Sequence[RankStep]]) -> list[dict[str, Any]]:
+    """Ranks that compute clearly longer than the median one, the slowest first, and how many times as long."""
     found = []
     for rank in range(len(steps[0])):
         # The lower one of two in the middle: of two ranks, the faster one.
@@ -98,8 +89,8 @@ def slow_ranks(steps: Sequence[Sequence[RankStep]]) -> list[SlowRank]:
             [ranks[rank].compute / statistics.median_low(one.compute for one in ranks) for ranks in steps]
         )
         if times.median >= _SLOW and times.low >= _SURELY:
-            found.append(SlowRank(rank, times))
-    return sorted(found, key=lambda one: -one.times.median)
+            found.append({"rank": rank, **asdict(times)})
+    return sorted(found, key=lambda one: -one["median"])
 
 
 def describe_slow(row: Mapping[str, Any]) -> list[str]:
@@ -116,11 +107,6 @@ def describe_slow(row: Mapping[str, Any]) -> list[str]:
 
 
 Row = Mapping[str, Any]
-
-
-def ratio_of(reference: Sequence[float], seconds: Sequence[float]) -> Spread:
-    """Return the spread of the rounds' ratios: what disturbs a whole round disturbs both."""
-    return spread_of([mine / other for mine, other in zip(seconds, reference, strict=True)])
 
 
 def efficiency_of(mode: str, smallest: Row, row: Row) -> Spread:

@@ -55,59 +55,28 @@ def fit_link(sizes: Sequence[float], seconds: Sequence[float]) -> Link | None:
     Returns:
         None if the times do not grow with the sizes, or there is one size only.
     """
-    weights = [1 / took**2 for took in seconds]
-    total = sum(weights)
-    x = sum(w * size for w, size in zip(weights, sizes, strict=True)) / total
-    y = sum(w * took for w, took in zip(weights, seconds, strict=True)) / total
-    across = sum(w * (size - x) ** 2 for w, size in zip(weights, sizes, strict=True))
-    if not across:
+    if len(set(sizes)) < 2:
         return None
-    together = sum(w * (size - x) * (took - y) for w, size, took in zip(weights, sizes, seconds, strict=True))
-    slope = together / across
-    if slope <= 0:
-        return None
-    return Link(max(0.0, y - slope * x), 1 / slope)
+    import numpy as np
+
+    slope, latency = np.polyfit(sizes, seconds, 1, w=[1 / took for took in seconds])
+    return Link(max(0.0, float(latency)), float(1 / slope)) if slope > 0 else None
 
 
-_CHANCE = 0.05
-"""How often the true ratio may lie outside of the range."""
+def ratio_of(reference: Sequence[float], seconds: Sequence[float]) -> Spread:
+    """Return the spread of the rounds' ratios: what disturbs a whole round disturbs both."""
+    return spread_of([mine / other for mine, other in zip(seconds, reference, strict=True)])
 
 
-def ratio_confidence_interval(after: Sequence[float], before: Sequence[float]) -> Spread | None:
+def ratio_confidence_interval(after: Sequence[float], before: Sequence[float]) -> Spread:
     """Return how many times larger, with its 95 % range.
 
     All ratios of a round after to a round before; their median is the estimate of Hodges and Lehmann, and the
-    range is that of the rank test of Mann and Whitney: it excludes 1 if and only if that test finds a difference.
-
-    Returns:
-        None if there are too few rounds for any such range: three and three, for example.
+    range is that of the rank test of Mann and Whitney, by its normal approximation: it excludes 1 if and only if
+    that test finds a difference. With few rounds, it holds all ratios.
     """
     ratios = sorted(late / early for late in after for early in before)
-    outside = _left_out(len(after), len(before))
-    if outside is None:
-        return None
+    first, second = len(after), len(before)
+    deviation = math.sqrt(first * second * (first + second + 1) / 12)
+    outside = max(0, math.floor(first * second / 2 - 1.96 * deviation - 0.5))
     return Spread(statistics.median(ratios), ratios[outside], ratios[-1 - outside])
-
-
-def _left_out(first: int, second: int) -> int | None:
-    """Return how many of the ratios lie beyond each end of the range; None if even all are too few."""
-    ways, total, seen = _orders(first, second), math.comb(first + second, first), 0
-    for count, number in enumerate(ways):
-        seen += number
-        if seen > _CHANCE / 2 * total:
-            return count - 1 if count else None
-    return None
-
-
-def _orders(first: int, second: int) -> list[int]:
-    """Return in how many orders of all rounds there are 0, 1, 2... pairs with the later one smaller.
-
-    These are the coefficients of the Gaussian binomial, multiplied and divided factor by factor.
-    """
-    ways = [1] + [0] * (first * second)
-    for many in range(1, first + 1):
-        for place in range(len(ways) - 1, second + many - 1, -1):
-            ways[place] -= ways[place - second - many]
-        for place in range(many, len(ways)):
-            ways[place] += ways[place - many]
-    return ways

@@ -7,7 +7,7 @@ import os
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -247,17 +247,16 @@ def lanes(
     with guarded(), DeferredSignals():
         from samestep.bench.tuning.recommend import Request, tune_lanes
         from samestep.config import load_config
-        from samestep.launch.run.worlds import parse_counts, parse_worlds
+        from samestep.launch.run.worlds import parse_counts
 
         wanted = parse_counts(lanes, "--lanes") if lanes else ()
         widths = parse_counts(parallel, "--parallel") if parallel else ()
         start = Start.parse(worlds, via, nodes, hosts)
-        sizes = parse_worlds(",".join(map(str, start.counts)), via)
         loaded = load_config(config, overrides or [])
         refuse_outputs(report)
         with reporting() as line:
             request = Request(loaded, config, tuple(overrides or ()), rounds=rounds, steps=steps, report=line)
-            costs, document = tune_lanes(request, wanted, widths, sizes, start.machines)
+            costs, document = tune_lanes(request, wanted, widths, start.worlds, start.machines)
         shown = costs.present(f"{loaded.name}: what lanes cost", document.machine["device"])
         if as_json:
             typer.echo(json.dumps(costs.as_json()))
@@ -267,7 +266,7 @@ def lanes(
             from samestep.bench.presentation import write_html
             from samestep.report.run_facts import config_fact
 
-            write_html(document.with_facts(config_fact(loaded)), shown, report)
+            write_html(replace(document, machine={**document.machine, **config_fact(loaded)}), shown, report)
             typer.echo(f"Page: {report}", err=True)
 
 

@@ -327,12 +327,6 @@ def view_of(row: Tensor, offset: int, param: Parameter, stride: tuple[int, ...] 
     )
 
 
-def largest_bucket(params: Sequence[Tensor], most: int = BUCKET_BYTES) -> int:
-    """Return the bytes of the gradients that leave together."""
-    chunks = cut_buckets([("", param) for param in reversed(params)], most)
-    return max(sum(param.nbytes for _, param in chunk) for chunk in chunks)
-
-
 T = TypeVar("T", bound=Tensor)
 
 

@@ -52,11 +52,10 @@ def comm(operation: str, world: int, size: int, seconds: float) -> dict[str, Any
     return {**row, **timed(seconds), "bus_bytes": size / seconds}
 
 
-def memory(part: str, predicted: int, measured: int, world: int = 1) -> dict[str, Any]:
+def memory(part: str, measured: int, world: int = 1) -> dict[str, Any]:
     """A row of `bench memory`."""
     row = {"part": part, "world": world, "backend": "gloo", "lanes_per_rank": 8}
-    bytes_ = {"predicted_bytes": predicted, "measured_bytes": measured}
-    return {**row, **bytes_, "low": measured - 1000, "high": measured + 1000}
+    return {**row, "measured_bytes": measured, "low": measured - 1000, "high": measured + 1000}
 
 
 def leak(slope: float, low: float, high: float, leaks: bool, rank: int = 0) -> dict[str, Any]:

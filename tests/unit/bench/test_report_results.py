@@ -21,7 +21,7 @@ def written(path: Path, made: Document) -> Path:
 
 def test_files_and_folders_are_read_once_and_other_json_in_a_folder_is_left(tmp_path: Path) -> None:
     first = written(tmp_path / "a.json", document("comm", [comm("broadcast", 2, 1024, 1e-3)]))
-    written(tmp_path / "b.json", document("memory", [memory("weights", 10, 12)]))
+    written(tmp_path / "b.json", document("memory", [memory("weights", 12)]))
     (tmp_path / "other.json").write_text('{"mine": 1}')
     found = read_results([first, tmp_path])
     assert [result.file.name for result in found] == ["a.json", "b.json"]

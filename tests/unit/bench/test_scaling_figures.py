@@ -8,7 +8,8 @@ import pytest
 
 from samestep.bench.kinds import joined, present
 from samestep.bench.scaling_plan import batches_of_config, batches_of_workload
-from samestep.bench.scaling_report import efficiency_of, ratio_of, verdicts, with_efficiency
+from samestep.bench.scaling_report import efficiency_of, verdicts, with_efficiency
+from samestep.bench.statistics import ratio_of
 from samestep.config import Config
 from samestep.errors import PlanError
 from tests.unit.bench.results import document

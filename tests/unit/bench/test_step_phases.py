@@ -33,13 +33,13 @@ def test_phases_have_a_spread_over_steps() -> None:
 def test_a_slow_rank_is_compared_with_the_median_one() -> None:
     steps = [[RankStep(0.0, seconds, 0.0, 0.0) for seconds in (1.0, 1.1, 1.8, 1.0)] for _ in range(5)]
     found = slow_ranks(steps)
-    assert [one.rank for one in found] == [2]
-    assert found[0].times.median == pytest.approx(1.8)
+    assert [one["rank"] for one in found] == [2]
+    assert found[0]["median"] == pytest.approx(1.8)
 
 
 def test_of_two_ranks_the_slow_one_is_compared_with_the_other() -> None:
     steps = [[RankStep(0.0, 1.0, 0.0, 0.0), RankStep(0.0, 2.0, 0.0, 0.0)]] * 3
-    assert [(one.rank, one.times.median) for one in slow_ranks(steps)] == [(1, 2.0)]
+    assert [(one["rank"], one["median"]) for one in slow_ranks(steps)] == [(1, 2.0)]
 
 
 def test_a_rank_that_is_slow_now_and_then_is_not_named() -> None:

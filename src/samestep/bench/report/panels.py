@@ -3,36 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 
 from samestep.bench.report.results import Machine, Row, spread
 from samestep.bench.report.targets import OURS
 from samestep.bench.statistics import Spread
 from samestep.report.chart import COLORS, Line, Panel
 from samestep.report.format import format_seconds
-from samestep.words import counted
 
 _IDEAL, _GREY = "ideal", "#8793a0"
 PHASES = ("data", "compute", "exchange", "update", "wait")
 """Phases of a step, from the bottom of a bar up."""
-PARTS = ("weights", "gradients", "optimizer", "buffers", "activations", "exchange", "total")
 _MODES = ("weak", "strong")
 _FLOOR = {"weak": 0.9, "strong": 0.8}
 """The least efficiency of the targets, which is drawn."""
 
 
-@dataclass(frozen=True)
-class _Curve:
-    """One variant on one machine over worlds."""
-
-    name: str
-    rows: Sequence[Row]
-
-
 def efficiency_panels(machines: Sequence[Machine]) -> list[Panel]:
     """Efficiency of each workload and mode over worlds."""
     rows = _scaling(machines)
-    colors = _colors(curve.name for curve in _curves(rows, "variant"))
+    colors = _colors(_curves(rows, "variant"))
     return [
         _efficiency_panel(mode, workload, found, colors)
         for workload in _unique(row["workload"] for _, row in rows)
@@ -44,7 +33,7 @@ def efficiency_panels(machines: Sequence[Machine]) -> list[Panel]:
 def throughput_panels(machines: Sequence[Machine]) -> list[Panel]:
     """Our throughput of all workloads, for each mode."""
     rows = _of(_scaling(machines), variant=OURS)
-    colors = _colors(curve.name for curve in _curves(rows, "workload"))
+    colors = _colors(_curves(rows, "workload"))
     return [_throughput_panel(mode, found, colors) for mode in _MODES if (found := _of(rows, mode=mode))]
 
 
@@ -57,19 +46,6 @@ def phase_panels(machines: Sequence[Machine]) -> list[Panel]:
         for mode in _MODES
         if (found := _of(rows, mode=mode, workload=workload))
     ]
-
-
-def memory_panels(machines: Sequence[Machine]) -> list[Panel]:
-    """Predicted beside measured memory of each part, for each world and number of lanes."""
-    found = []
-    for machine in machines:
-        groups: dict[tuple[int, int], list[Row]] = {}
-        for row in machine.rows("memory"):
-            if "leak" not in row:
-                key = (row["world"], row.get("lanes_per_rank") or 1)
-                groups.setdefault(key, []).append(row)
-        found += [_memory_panel(world, lanes, rows, machine.label) for (world, lanes), rows in sorted(groups.items())]
-    return found
 
 
 def _scaling(machines: Sequence[Machine]) -> list[tuple[str, Row]]:
@@ -89,13 +65,13 @@ def _of(rows: Sequence[tuple[str, Row]], **wanted: str) -> list[tuple[str, Row]]
     return [(label, row) for label, row in rows if all(row[name] == value for name, value in wanted.items())]
 
 
-def _curves(rows: Sequence[tuple[str, Row]], by: str) -> list[_Curve]:
+def _curves(rows: Sequence[tuple[str, Row]], by: str) -> dict[str, list[Row]]:
     """Rows by what distinguishes them: `by`, the precision if it is not fp32, and the machine."""
     groups: dict[str, list[Row]] = {}
     for label, row in rows:
         words = [str(row[by]), "" if row["precision"] == "fp32" else row["precision"], label]
         groups.setdefault(", ".join(filter(None, words)), []).append(row)
-    return [_Curve(name, sorted(found, key=lambda row: row["world"])) for name, found in groups.items()]
+    return {name: sorted(found, key=lambda row: row["world"]) for name, found in groups.items()}
 
 
 def _worlds(rows: Sequence[tuple[str, Row]]) -> list[float]:
@@ -104,10 +80,8 @@ def _worlds(rows: Sequence[tuple[str, Row]]) -> list[float]:
 
 def _efficiency_panel(mode: str, workload: str, rows: Sequence[tuple[str, Row]], colors: Mapping[str, str]) -> Panel:
     lines = []
-    for curve in _curves(rows, "variant"):
-        color = colors[curve.name]
-        known = [(row, _efficiency_or_one(row)) for row in curve.rows]
-        lines.append(_banded(curve.name, color, known))
+    for name, curve in _curves(rows, "variant").items():
+        lines.append(_banded(name, colors[name], [(row, _efficiency_or_one(row)) for row in curve]))
     worlds = _worlds(rows)
     ends = [worlds[0], worlds[-1]]
     lines.append(_level(_IDEAL, ends, 100.0))
@@ -139,21 +113,21 @@ def _banded(name: str, color: str, known: Sequence[tuple[Row, Spread]]) -> Line:
 
 def _throughput_panel(mode: str, rows: Sequence[tuple[str, Row]], colors: Mapping[str, str]) -> Panel:
     lines = []
-    for curve in _curves(rows, "workload"):
-        color = colors[curve.name]
-        worlds = [float(row["world"]) for row in curve.rows]
-        rates = [_rate(row) for row in curve.rows]
+    for name, curve in _curves(rows, "workload").items():
+        color = colors[name]
+        worlds = [float(row["world"]) for row in curve]
+        rates = [_rate(row) for row in curve]
         lines.append(
             Line(
-                name=curve.name, group=curve.name, x=worlds, y=[one.median for one in rates],
+                name=name, group=name, x=worlds, y=[one.median for one in rates],
                 low=[one.low for one in rates], high=[one.high for one in rates], color=color,
-                mark="circle", text=[f"{format_seconds(row['median'])} a step" for row in curve.rows],
+                mark="circle", text=[f"{format_seconds(row['median'])} a step" for row in curve],
             )
         )  # fmt: skip
         first = rates[0].median / worlds[0]
         lines.append(
             Line(
-                name=f"{curve.name}, ideal", group=curve.name, x=worlds,
+                name=f"{name}, ideal", group=name, x=worlds,
                 y=[first * world for world in worlds], color=color, width=1, dash="dash", hover=False,
             )
         )  # fmt: skip
@@ -200,31 +174,3 @@ def _range_of(part: Mapping[str, float] | None) -> str:
     if part is None:
         return ""
     return f"ms ({format_seconds(max(0.0, part['low']))} to {format_seconds(part['high'])})"
-
-
-def _memory_panel(world: int, lanes: int, rows: Sequence[Row], label: str) -> Panel:
-    parts = {row["part"]: row for row in rows}
-    names = [name for name in PARTS if name in parts] + [n for n in parts if n not in PARTS]
-    found = [parts[name] for name in names]
-    places = list(map(float, range(len(found))))
-
-    def megabytes(field: str) -> list[float | None]:
-        return [None if row[field] is None else row[field] / 2**20 for row in found]
-
-    lines = [
-        Line(
-            name="predicted", group="predicted", x=[at - 0.2 for at in places], bar=0.38,
-            y=megabytes("predicted_bytes"), color=_GREY, text=["MB"] * len(found),
-        ),
-        Line(
-            name="measured", group="measured", x=[at + 0.2 for at in places], bar=0.38,
-            y=megabytes("measured_bytes"), color=COLORS[0], low=megabytes("low"),
-            high=megabytes("high"), text=["MB"] * len(found),
-        ),
-    ]  # fmt: skip
-    title = f"memory of a rank: {counted(world, 'rank')}, {counted(lanes, 'lane')} each"
-    return Panel(
-        title=f"{title}, {label}" if label else title, lines=lines, x="part", y="MB",
-        xticks=places, xlabels=names, zero=True, alone=True,
-        xrange=(-0.6, len(found) - 0.4), height=240, full=True,
-    )  # fmt: skip

@@ -13,15 +13,16 @@ from typing import Any
 
 from samestep.bench.kinds import present
 from samestep.bench.presentation import Presentation, section
-from samestep.bench.report.panels import efficiency_panels, memory_panels, phase_panels, throughput_panels
+from samestep.bench.report.panels import efficiency_panels, phase_panels, throughput_panels
 from samestep.bench.report.results import Machine, Result, machines_of
 from samestep.bench.report.targets import FAIL, PASS, Target, targets_of
-from samestep.checkpoint.files import refuse_existing, write_whole
+from samestep.checkpoint.files import write_whole
 from samestep.errors import OutputError
 from samestep.report.chart import Panel, chart
 from samestep.report.page import write_page
 from samestep.report.table import html_table, marked
 
+TITLE = "What these machines can do"
 TARGET_COLUMNS = ("target", "limit", "result", "measured", "where, or why not")
 _FOLDED = 12
 """Tables with more rows open with a click."""
@@ -30,36 +31,21 @@ _DRAWN_HERE = ("scaling",)
 
 
 @dataclass(frozen=True)
-class Figure:
-    """Panels that share a legend."""
-
-    title: str
-    panels: Sequence[Panel]
-    note: str = ""
-
-
-@dataclass(frozen=True)
-class Section:
-    """The results of one kind of measurement on one machine."""
-
-    title: str
-    shown: Presentation
-
-
-@dataclass(frozen=True)
 class Report:
     """Everything that was measured, judged and drawn."""
 
     machines: Sequence[Machine]
     targets: Sequence[Target]
-    figures: Sequence[Figure]
-    sections: Sequence[Section]
+    figures: Sequence[tuple[str, str, Sequence[Panel]]]
+    """Title, note, and panels that share a legend."""
+    sections: Sequence[Presentation]
+    """Results of one kind of measurement on one machine."""
 
     @property
     def panels(self) -> list[Panel]:
         """Return the panels of a picture."""
-        own = [panel for figure in self.figures for panel in figure.panels]
-        return own + [panel for section in self.sections for panel in section.shown.panels]
+        own = [panel for *_, panels in self.figures for panel in panels]
+        return own + [panel for shown in self.sections for panel in shown.panels]
 
     @property
     def summary(self) -> str:
@@ -96,26 +82,25 @@ def make_report(results: Sequence[Result]) -> Report:
     """
     machines = machines_of(results)
     figures = (
-        Figure(
-            "Scaling efficiency", efficiency_panels(machines),
+        (
+            "Scaling efficiency",
             "Of ideal scaling, against the smallest world; bands hold the true median in about 95 of 100 measurements.",
+            efficiency_panels(machines),
         ),
-        Figure("Throughput", throughput_panels(machines), "Dashed: ideal, from the smallest world."),
-        Figure("Where the time of a step goes", phase_panels(machines), "Medians, on the slowest rank."),
-        Figure("Memory", memory_panels(machines), "Grey: predicted from the model and the config."),
-    )  # fmt: skip
-    drawn = [figure for figure in figures if figure.panels]
+        ("Throughput", "Dashed: ideal, from the smallest world.", throughput_panels(machines)),
+        ("Where the time of a step goes", "Medians, on the slowest rank.", phase_panels(machines)),
+    )
+    drawn = [figure for figure in figures if figure[-1]]
     return Report(machines, targets_of(machines), drawn, _sections(machines))
 
 
-def _sections(machines: Sequence[Machine]) -> list[Section]:
+def _sections(machines: Sequence[Machine]) -> list[Presentation]:
     found = []
     for machine in machines:
         for kind in machine.kinds():
             shown = present(machine.joined(kind))
             panels = [] if kind in _DRAWN_HERE else _named(shown.panels, machine.label)
-            title = _with_machine(shown.title, machine.label)
-            found.append(Section(title, replace(shown, panels=panels)))
+            found.append(replace(shown, title=_with_machine(shown.title, machine.label), panels=panels))
     return found
 
 
@@ -130,17 +115,16 @@ def _with_machine(text: str, label: str) -> str:
 
 def write_report(report: Report, path: Path, force: bool = False) -> None:
     """Write the page."""
-    title = "What these machines can do"
     figures = "\n".join(
-        f"<h2>{html.escape(figure.title)}</h2><p>{html.escape(figure.note)}</p>{chart(figure.panels, wide=True)}"
-        for figure in report.figures
+        f"<h2>{html.escape(title)}</h2><p>{html.escape(note)}</p>{chart(panels, wide=True)}"
+        for title, note, panels in report.figures
     )
     sections = "\n".join(
-        f"<h2>{html.escape(part.title)}</h2>{section(part.shown, wide=True, tag='h3', most=_FOLDED)}"
-        for part in report.sections
+        f"<h2>{html.escape(shown.title)}</h2>{section(shown, wide=True, tag='h3', most=_FOLDED)}"
+        for shown in report.sections
     )
-    body = f"<h1>{title}</h1>\n{_targets(report)}\n{figures}\n{sections}"
-    write_page(path, title, body, _facts(report.machines), force)
+    body = f"<h1>{TITLE}</h1>\n{_targets(report)}\n{figures}\n{sections}"
+    write_page(path, TITLE, body, _facts(report.machines), force)
 
 
 def _targets(report: Report) -> str:
@@ -168,47 +152,25 @@ def _facts(machines: Sequence[Machine]) -> dict[str, str]:
     return found
 
 
-_TARGETS = "targets"
-
-
-def csv_files(report: Report, path: Path) -> dict[Path, str]:
-    """Return what is written where: one file of all rows, or in a folder one for each kind and the targets.
-
-    Args:
-        path: A file if its name ends in `.csv`; else a folder.
-    """
-    kinds = _rows_by_kind(report)
-    if path.suffix.lower() == ".csv":
-        return {path: _text([{"kind": kind, **row} for kind, rows in kinds.items() for row in rows])}
-    targets = [target.as_json() for target in report.targets]
-    found = {path / f"{kind}.csv": _text(rows) for kind, rows in kinds.items()}
-    return {**found, path / f"{_TARGETS}.csv": _text(list(map(flat, targets)))}
-
-
-def refuse_csv(path: Path, force: bool) -> None:
-    """Refuse what is there already; before the work of a command."""
-    if force:
-        return
-    if path.suffix.lower() == ".csv":
-        refuse_existing(path)
-    elif path.is_dir():
-        refuse_existing(*(file for file in sorted(path.glob("*.csv"))))
-    elif path.exists():
-        raise OutputError(f"{path} is a file, and its name does not end in .csv: name a folder")
-
-
 def write_csv(report: Report, path: Path) -> None:
-    """Write the files; see `csv_files`.
+    """Write all rows, each with its kind.
 
     Raises:
-        OutputError: one cannot be written.
+        OutputError: it cannot be written.
     """
-    for file, text in csv_files(report, path).items():
-        try:
-            file.parent.mkdir(parents=True, exist_ok=True)
-            write_whole(file, text)
-        except OSError as error:
-            raise OutputError(f"{file} cannot be written: {error.strerror or error}") from None
+    rows: list[dict[str, Any]] = []
+    for machine in report.machines:
+        facts = {"machine": machine.label or " ".join(machine.facts["hosts"])}
+        rows += [{"kind": kind, **facts, **flat(row)} for kind in machine.kinds() for row in machine.rows(kind)]
+    file = io.StringIO()
+    writer = csv.DictWriter(file, list(dict.fromkeys(name for row in rows for name in row)), lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_whole(path, file.getvalue())
+    except OSError as error:
+        raise OutputError(f"{path} cannot be written: {error.strerror or error}") from None
 
 
 def flat(row: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
@@ -223,22 +185,3 @@ def flat(row: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
         else:
             found[prefix + name] = value
     return found
-
-
-def _rows_by_kind(report: Report) -> dict[str, list[dict[str, Any]]]:
-    found: dict[str, list[dict[str, Any]]] = {}
-    for machine in report.machines:
-        facts = {"machine": machine.label or " ".join(machine.facts["hosts"])}
-        for kind in machine.kinds():
-            rows = found.setdefault(kind, [])
-            rows += [{**facts, **flat(row)} for row in machine.rows(kind)]
-    return found
-
-
-def _text(rows: Sequence[Mapping[str, Any]]) -> str:
-    columns = list(dict.fromkeys(name for row in rows for name in row))
-    file = io.StringIO()
-    writer = csv.DictWriter(file, columns, lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(rows)
-    return file.getvalue()

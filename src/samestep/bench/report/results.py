@@ -85,7 +85,6 @@ class _Memory(_Row):
     """Sizes are None where a part cannot be told from the others."""
 
     part: str
-    predicted_bytes: float | None = None
     measured_bytes: float | None = None
     low: float | None = None
     high: float | None = None

@@ -38,12 +38,6 @@ class Target:
 
 
 @dataclass(frozen=True)
-class _Figure:
-    spread: Spread
-    where: str
-
-
-@dataclass(frozen=True)
 class _Limit:
     """A limit that a figure must reach, or must not exceed."""
 
@@ -76,20 +70,19 @@ def format_ratio(found: Spread) -> str:
     return f"{found.median:.3f} x ({found.low:.3f} to {found.high:.3f})"
 
 
-def _judged(limit: _Limit, figures: Sequence[_Figure], missing: str) -> Target:
+def _judged(limit: _Limit, figures: Sequence[tuple[Spread, str]], missing: str) -> Target:
     if not figures:
         return Target(limit.name, limit.words, UNKNOWN, why=missing)
     pick = min if limit.higher else max
-    worst = pick(figures, key=lambda one: one.spread.median)
-    met = sum(limit.holds(one.spread.median) for one in figures)
-    why = worst.where
+    worst, why = pick(figures, key=lambda one: one[0].median)
+    met = sum(limit.holds(one.median) for one, _ in figures)
     if len(figures) > 1:
         why = f"worst of {len(figures)}, of which {met} meet it: {why}"
-    if worst.spread.low <= limit.value <= worst.spread.high and worst.spread.low < worst.spread.high:
+    if worst.low <= limit.value <= worst.high and worst.low < worst.high:
         why += "; its range holds the limit: more rounds would decide"
     state = PASS if met == len(figures) else FAIL
-    shown = limit.shown(worst.spread)
-    return Target(limit.name, limit.words, state, shown, why, measured=worst.spread)
+    shown = limit.shown(worst)
+    return Target(limit.name, limit.words, state, shown, why, measured=worst)
 
 
 def _ours(machine: Machine) -> list[Row]:
@@ -136,7 +129,7 @@ def _efficiency(mode: str, least: float) -> Callable[[Machine], Target]:
         rows = [row for row in _ours(machine) if row["mode"] == mode]
         usable, missing = _scaled(machine, rows, f"--mode {mode} with several ranks")
         known = [row for row in usable if row["efficiency"] is not None]
-        figures = [_Figure(spread(row["efficiency"]), _where(row)) for row in known]
+        figures = [(spread(row["efficiency"]), _where(row)) for row in known]
         return _judged(limit, figures, missing or "no smaller world was measured to compare with")
 
     return judge
@@ -158,7 +151,7 @@ def _four_nodes(machine: Machine) -> Target:
             and all(base[n] == row[n] for n in ("mode", "workload", "precision"))
             and _same_work(base, row)
         ]
-        figures += [_Figure(_throughput_ratio(base, row), _where(row)) for base in bases]
+        figures += [(_throughput_ratio(base, row), _where(row)) for base in bases]
     return _judged(limit, figures, "no result of one and of four machines: samestep bench scaling")
 
 
@@ -187,7 +180,7 @@ def _exchange_share(backend: str, least: int, most: int) -> Callable[[Machine], 
             if phase is not None:
                 took = spread(phase)
                 share = Spread(*(part / row["median"] for part in (took.median, took.low, took.high)))
-                figures.append(_Figure(share, _where(row)))
+                figures.append((share, _where(row)))
         return _judged(limit, figures, missing or "no phases of steps were measured")
 
     return judge
@@ -198,7 +191,7 @@ def _amp(machine: Machine) -> Target:
     rows = _ours(machine)
     names = ("mode", "workload", "world", "backend", "global_batch")
     figures = [
-        _Figure(_throughput_ratio(full, row), f"{row['precision']}: {_where(row)}")
+        (_throughput_ratio(full, row), f"{row['precision']}: {_where(row)}")
         for row in rows
         if row["precision"] in ("bf16", "fp16")
         for full in rows
@@ -214,7 +207,7 @@ def _amp(machine: Machine) -> Target:
 def _against_ddp(machine: Machine) -> Target:
     limit = _Limit("step time against plain DDP", "<= 1.02 x", 1.02, format_ratio, higher=False)
     rows = [row for row in _ours(machine) if row["ratio_to_ddp"] is not None]
-    figures = [_Figure(spread(row["ratio_to_ddp"]), _where(row)) for row in rows]
+    figures = [(spread(row["ratio_to_ddp"]), _where(row)) for row in rows]
     return _judged(limit, figures, "no result of samestep bench scaling with DDP beside it")
 
 

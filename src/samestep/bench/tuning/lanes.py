@@ -9,7 +9,7 @@ from statistics import median
 from typing import Any
 
 from samestep.bench.presentation import Presentation, Table
-from samestep.bench.statistics import WORTH, spread_of
+from samestep.bench.statistics import WORTH, ratio_of, spread_of
 from samestep.bench.tuning.timed import Timed, is_faster
 from samestep.errors import PlanError
 from samestep.report.chart import COLORS, Line, Panel
@@ -51,7 +51,7 @@ class LaneCosts:
         """Return the time of a step relative to the fastest choice on as many ranks; None if it failed."""
         if one.failed:
             return None
-        return _ratio(one, _fastest(o for o in self._done if o.world == one.world))
+        return ratio_of(_fastest(o for o in self._done if o.world == one.world).seconds, one.seconds).median
 
     @cached_property
     def best(self) -> Recommendation:
@@ -69,7 +69,7 @@ class LaneCosts:
         # A faster choice that cannot run at all of these sizes is none.
         fastest = [_fastest(runs) for runs in zip(*choices.values(), strict=True)]
         costs = {
-            label: max(_ratio(run, base) for run, base in zip(runs, fastest, strict=True))
+            label: max(ratio_of(base.seconds, run.seconds).median for run, base in zip(runs, fastest, strict=True))
             for label, runs in choices.items()
         }
         good = [
@@ -156,7 +156,7 @@ class LaneCosts:
         for number, world in enumerate(self._worlds):
             found = [one for one in self._done if one.world == world]
             name = counted(world, "rank")
-            ranges = [spread_of(_ratios(one, _fastest(found))) for one in found]
+            ranges = [ratio_of(_fastest(found).seconds, one.seconds) for one in found]
             lines.append(
                 Line(
                     name=name, group=name, x=[one.lanes for one in found],
@@ -174,12 +174,3 @@ class LaneCosts:
 
 def _fastest(several: Iterable[Timed]) -> Timed:
     return min(several, key=lambda one: median(one.seconds))
-
-
-def _ratio(one: Timed, base: Timed) -> float:
-    """Return the median of the rounds' ratios: what disturbs the machine disturbs a whole round."""
-    return median(_ratios(one, base))
-
-
-def _ratios(one: Timed, base: Timed) -> list[float]:
-    return [a / b for a, b in zip(one.seconds, base.seconds, strict=True)]

@@ -21,10 +21,33 @@ def check_agreement(reports: Reports) -> list[Finding]:
     if len(reports) > 1:
         found += [
             *same_versions(reports),
-            same_processors(reports),
-            same_threads(reports),
+            _same(
+                "same processors",
+                reports,
+                _processor,
+                "warning" if any(report.load.bits for report in reports) else "note",
+                "torch chooses its kernels by the processor, and other kernels round differently: a run "
+                "on other ranks is then not bit-identical",
+                "run on machines of one kind, or set same: rounding",
+            ),
+            _same(
+                "same threads",
+                reports,
+                _threads,
+                "warning",
+                "how a sum is split among threads decides its last bits: identical bits need the same "
+                "number on every rank, in every run",
+                "set distributed.threads_per_rank, and export the same OMP_NUM_THREADS on every machine",
+            ),
             own_gpus(reports),
-            same_config(reports),
+            _same(
+                "same config",
+                reports,
+                lambda report: f"config {report.config or 'none'}",
+                "error",
+                "seed, batch and lanes decide what a rank computes: with another config it is a rank of another run",
+                "start all ranks with the same config file and overrides",
+            ),
         ]
     return found
 
@@ -80,20 +103,6 @@ def same_versions(reports: Reports) -> list[Finding]:
     return different or [ok("same versions", "python, torch and samestep are the same on all ranks")]
 
 
-def same_processors(reports: Reports) -> Finding:
-    """Identical bits need the same kernels everywhere."""
-    promised = any(report.load.bits for report in reports)
-    return _same(
-        "same processors",
-        reports,
-        _processor,
-        "warning" if promised else "note",
-        "torch chooses its kernels by the processor, and other kernels round differently: a run "
-        "on other ranks is then not bit-identical",
-        "run on machines of one kind, or set same: rounding",
-    )
-
-
 def _processor(report: RankReport) -> str:
     device, hardware = report.load.device, report.machine.hardware
     if device.startswith("cuda"):
@@ -101,37 +110,10 @@ def _processor(report: RankReport) -> str:
     return report.machine.processor
 
 
-def same_threads(reports: Reports) -> Finding:
-    """Return whether ranks have as many threads: these decide how sums are split, and so their last bits."""
-    return _same(
-        "same threads",
-        reports,
-        _threads,
-        "warning",
-        "how a sum is split among threads decides its last bits: identical bits need the same "
-        "number on every rank, in every run",
-        "set distributed.threads_per_rank, and export the same OMP_NUM_THREADS on every machine",
-    )
-
-
 def _threads(report: RankReport) -> str:
     value = report.machine.variables.get("OMP_NUM_THREADS")
     omp = "no OMP_NUM_THREADS" if value is None else f"OMP_NUM_THREADS={value}"
     return f"{counted(report.load.threads, 'thread')} and {omp}"
-
-
-def same_config(reports: Reports) -> Finding:
-    """One run has one config: seed, batch, lanes, everything."""
-    if all(report.config is None for report in reports):
-        return ok("same config", "no config was given")
-    return _same(
-        "same config",
-        reports,
-        lambda report: f"config {report.config or 'none'}",
-        "error",
-        "seed, batch and lanes decide what a rank computes: with another config it is a rank of another run",
-        "start all ranks with the same config file and overrides",
-    )
 
 
 def own_gpus(reports: Reports) -> Finding:

@@ -11,9 +11,10 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from samestep.bench.memory_model import bytes_of, gradient_sets, predict_exchange, predict_gathered, predict_optimizers
+from samestep.bench.memory_meter import bytes_of
 from samestep.check.machine.facts import Load, Machine
 from samestep.check.machine.findings import Finding, failure, note, ok
+from samestep.check.machine.memory_model import gradient_sets, predict_exchange, predict_gathered, predict_optimizers
 from samestep.config import Config
 from samestep.errors import PlanError
 from samestep.lanes.plan import LaneAssignment, deal_lanes, deal_rounds

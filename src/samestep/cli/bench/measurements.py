@@ -74,7 +74,7 @@ Steps = Annotated[
 
 @measuring
 def memory(asked: Asked, lanes_per_rank: LanesPerRank = "", steps: Steps = None) -> Measurement:
-    """Measure what memory consists of, what lanes cost, and whether it leaks; predicted beside it.
+    """Measure what memory consists of, what lanes cost, and whether it leaks.
 
     With --worlds it starts ranks; else it is a process alone, or a rank of any launcher.
 
@@ -136,7 +136,7 @@ def scaling(
     built_in = (workload or "mlp") if workload or asked.file is None else None
     request = ScalingRequest(
         mode, built_in, size, lanes, parse_variants(variants), rounds, asked.quick,
-        max(most_ranks, *asked.start.counts, 1),
+        max(most_ranks, *(world.ranks for world in asked.start.worlds), 1),
     )  # fmt: skip
     request.check(config)
 
@@ -145,7 +145,7 @@ def scaling(
 
         return measure_scaling(request, config, place)
 
-    more = threads_of_ranks(request, config) if asked.start.counts else []
+    more = threads_of_ranks(request, config) if asked.start.worlds else []
     return Measurement(config, request.options(), measure, more)
 
 
@@ -154,7 +154,7 @@ Results = Annotated[
     typer.Argument(callback=usable, help="Results of samestep bench, or folders of them.", metavar="RESULT..."),
 ]
 Page = Annotated[Path | None, typer.Option("--report", callback=usable, help="Where the HTML page goes.")]
-Csv = Annotated[Path | None, typer.Option(callback=usable, help="Where the rows go: one FILE.csv, or a folder.")]
+Csv = Annotated[Path | None, typer.Option(callback=usable, help="Where all rows go.", metavar="FILE.csv")]
 Picture = Annotated[Path | None, typer.Option(callback=usable, help="Where the plots go, in .png, .svg or .pdf.")]
 
 
@@ -172,13 +172,14 @@ def report(
     Example: samestep bench report results --report bench.html
     """
     with guarded():
-        from samestep.bench.report.report import TARGET_COLUMNS, make_report, refuse_csv, write_csv, write_report
+        from samestep.bench.report.report import TARGET_COLUMNS, TITLE, make_report, write_csv, write_report
         from samestep.bench.report.results import read_results
+        from samestep.checkpoint.files import refuse_existing
         from samestep.report.picture import write_panels
 
         refuse_outputs(page, picture, force=force)
-        if csv is not None:
-            refuse_csv(csv, force)
+        if csv is not None and not force:
+            refuse_existing(csv)
         made = make_report(read_results(results))
         if as_json:
             typer.echo(json.dumps(made.as_json()))
@@ -189,7 +190,7 @@ def report(
             write_csv(made, csv)
             typer.echo(f"Rows: {csv}", err=True)
         if picture is not None:
-            write_panels("What these machines can do", made.panels, picture, force)
+            write_panels(TITLE, made.panels, picture, force)
             typer.echo(f"Plots: {picture}", err=True)
         if page is not None:
             write_report(made, page, force)

@@ -6,7 +6,6 @@ import inspect
 import json
 import sys
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
@@ -36,10 +35,9 @@ from samestep.environment.variables import process_environment
 if TYPE_CHECKING:
     from samestep.bench.document import Document
     from samestep.bench.presentation import Presentation
-    from samestep.bench.worlds import BenchCommand
     from samestep.config import Config
     from samestep.distributed.context import RunContext
-    from samestep.launch.run.worlds import Machines
+    from samestep.launch.run.worlds import Machines, World
 
 bench_app = typer.Typer(help="Measure machines, the links between them, and trainings on them.", no_args_is_help=True)
 app.add_typer(bench_app, name="bench", rich_help_panel=STARTING)
@@ -65,9 +63,8 @@ Result = Annotated[Path | None, typer.Option(hidden=True)]
 class Start:
     """The ranks that a command starts, one number of them after the other."""
 
-    counts: tuple[int, ...]
-    """None if it is a rank itself."""
-    via: Via
+    worlds: Sequence[World]
+    """Empty if it is a rank itself."""
     machines: Machines
 
     @classmethod
@@ -78,7 +75,7 @@ class Start:
             LaunchError: if an option is another launcher's.
         """
         from samestep.errors import LaunchError
-        from samestep.launch.run.worlds import Machines, parse_counts
+        from samestep.launch.run.worlds import Machines, parse_counts, parse_worlds
 
         if not worlds and via != "torchrun":
             raise LaunchError(f"--via {via} starts ranks: say how many, such as --worlds 1,2")
@@ -87,13 +84,8 @@ class Start:
         if hosts and via not in ("mpirun", "ssh"):
             raise LaunchError("--hosts is for mpirun and ssh: add --via mpirun or --via ssh")
         counts = parse_counts(worlds, "--worlds") if worlds else ()
-        return cls(counts, via, Machines.parse(nodes, hosts))
-
-    def where(self) -> list[str]:
-        """Return the options that say where its ranks run, for another command."""
-        found = ["--via", self.via]
-        found += ["--nodes", str(self.machines.nodes)] if self.machines.nodes > 1 else []
-        return [*found, "--hosts", ",".join(self.machines.hosts)] if self.machines.hosts else found
+        sizes = parse_worlds(",".join(map(str, counts)), via) if counts else ()
+        return cls(sizes, Machines.parse(nodes, hosts))
 
 
 @dataclass(frozen=True)
@@ -105,8 +97,6 @@ class Asked:
     overrides: list[str]
     start: Start
     quick: bool
-    scope: ExitStack
-    """Ends with the command."""
 
     def load(self, built_in: Callable[[], Config]) -> Config:
         """Return the config of what is measured."""
@@ -159,14 +149,13 @@ def measuring(command: Callable[..., Measurement]) -> Callable[..., Measurement]
     ]
 
     def run(**given: Any) -> None:
-        with guarded(given["launched"]), DeferredSignals(), ExitStack() as scope:
+        with guarded(given["launched"]), DeferredSignals():
             start = Start.parse(given["worlds"], given["via"], given["nodes"], given["hosts"])
             refuse_outputs(given["report"], result=given["output"])
-            file, overrides = given["config"], given["overrides"] or []
-            asked = Asked(file, overrides, start, given["quick"], scope)
+            asked = Asked(given["config"], given["overrides"] or [], start, given["quick"])
             wanted = command(asked, **{one.name: given[one.name] for one in own})
-            if start.counts:
-                found = on_worlds(_command(name, wanted, asked), start)
+            if start.worlds:
+                found = _on_worlds(name, wanted, asked)
             else:
                 context, local_rank = given["context"], given["local_rank"]
                 with as_rank(wanted.config, context, local_rank, needs_lanes=False) as place:
@@ -182,25 +171,18 @@ def measuring(command: Callable[..., Measurement]) -> Callable[..., Measurement]
     return command
 
 
-def _command(name: str, wanted: Measurement, asked: Asked) -> BenchCommand:
-    from samestep.bench.worlds import BenchCommand
-
-    overrides = (*asked.overrides, *wanted.overrides)
-    return BenchCommand(f"bench {name}", wanted.config, asked.file, overrides, tuple(wanted.options))
-
-
-def on_worlds(command: BenchCommand, start: Start) -> Document:
+def _on_worlds(name: str, wanted: Measurement, asked: Asked) -> Document:
     """Start ranks, for each number of them, and read what they measured."""
     from samestep.bench.kinds import joined
-    from samestep.bench.worlds import measure_worlds
+    from samestep.bench.worlds import BenchCommand, measure_worlds
     from samestep.errors import PlanError
-    from samestep.launch.run.worlds import parse_worlds
 
     if detect_launch(process_environment()).world > 1:
         raise PlanError("--worlds starts ranks, and this is one of several already: leave it out, or start one process")
-    sizes = parse_worlds(",".join(map(str, start.counts)), start.via)
+    overrides = (*asked.overrides, *wanted.overrides)
+    command = BenchCommand(f"bench {name}", wanted.config, asked.file, overrides, tuple(wanted.options))
     with reporting() as report:
-        found = measure_worlds(command, sizes, report, start.machines)
+        found = measure_worlds(command, asked.start.worlds, report, asked.start.machines)
     return joined(found)
 
 
@@ -215,20 +197,13 @@ def _hand_over(found: Document, as_json: bool, output: Path | None, report: Path
     if as_json:
         typer.echo(json.dumps(found.as_json()))
     else:
-        print_document(found)
+        print_presentation(present(found))
     if output is not None:
         found.write(output)
         typer.echo(f"Results: {output}", err=True)
     if report is not None:
         write_html(found, present(found), report)
         typer.echo(f"Page: {report}", err=True)
-
-
-def print_document(found: Document) -> None:
-    """Print tables."""
-    from samestep.bench.kinds import present
-
-    print_presentation(present(found))
 
 
 def print_presentation(shown: Presentation) -> None:

@@ -5,101 +5,26 @@ from __future__ import annotations
 import copy
 from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
-from torch.autograd.graph import saved_tensors_hooks
 from torch.optim import Optimizer
 
 from samestep.bench.memory_meter import TensorMeter
 from samestep.config import Config
-from samestep.data.batch import LaneBatch
 from samestep.distributed.collectives import SoloCollectives, TorchCollectives
 from samestep.distributed.health.activity import Activity
-from samestep.errors import TaskError
 from samestep.lanes.plan import LaneAssignment
 from samestep.lanes.tree import LaneTree
-from samestep.pytree import tensors
-from samestep.reduce.owned_sum import OwnedSum, bucket_bytes
+from samestep.reduce.owned_sum import OwnedSum
 from samestep.reduce.owners import Owners
 from samestep.reduce.round_sum import RoundSum
 from samestep.reduce.scaling import Scaling
 from samestep.reduce.sharded_weights import ShardedWeights
-from samestep.reduce.tree_sum import SumSetup, TreeSum, largest_bucket
+from samestep.reduce.tree_sum import SumSetup, TreeSum
 from samestep.reduce.weight_units import Unit
-from samestep.run.run import Run
-from samestep.step.micro_batches import cut_batch
-from samestep.train.task import Task
-
-_FEWEST_SAMPLES = 4
-"""Samples of a lane whose activations are predicted: BatchNorm needs parts with two samples and more."""
-
-
-@dataclass(frozen=True)
-class StepMemory:
-    """Bytes of the parts of a training; None: not known."""
-
-    weights: int
-    buffers: int
-    optimizer: int | None
-    gradients: int
-    """Gradients of all sets that are held at once."""
-    activations: int | None
-    exchange: int
-    batches: int
-    """Batches of all lanes of a step."""
-    passing: int
-    """Gradients on their way to memory that they are added to; negative where less than `gradients` is held at once."""
-    update: int
-    """What the optimizers' step holds besides, while it runs."""
-    gathered: int = 0
-    """Weights of other owners, while blocks run (`distributed.shard: weights`)."""
-
-    @property
-    def total(self) -> int | None:
-        """Return what is held at most: when the last lane's backward pass begins, or in the update."""
-        if self.optimizer is None or self.activations is None:
-            return None
-        held = self.weights + self.buffers + self.optimizer + self.exchange + self.batches
-        summed = min(self.gradients, self.weights)  # the update has one set of them left
-        backward = self.gradients + self.activations + self.passing + self.gathered
-        return held + max(backward, summed + self.update)
-
-
-def bytes_of(found: Sequence[Tensor]) -> int:
-    """Return the bytes of tensors, each memory once."""
-    storages = {t.untyped_storage()._cdata: t.untyped_storage().nbytes() for t in found}
-    return sum(storages.values())
-
-
-def predict(run: Run, task: Task, batch: LaneBatch) -> StepMemory:
-    """Return what a prepared run should hold."""
-    state, assignment = run.state, run.setup.assignment
-    modules, params = list(state.modules), _trained(state.optimizers)
-    owners = run.owners
-    owns = (lambda param: True) if owners is None else owners.is_mine
-    optimizer, update = predict_optimizers(state.optimizers, run.device, owns)
-    one_set = sum(param.nbytes for param in params)
-    weights = run.setup.gathered.weights
-    units = () if weights is None else weights.units
-    exchange = predict_exchange(run.config, assignment, params, units)
-    with nullcontext() if weights is None else weights.everywhere():
-        activations = predict_activations(run, task, batch)
-    return StepMemory(
-        weights=bytes_of([param for module in modules for param in module.parameters()]),
-        buffers=bytes_of([buffer for module in modules for buffer in module.buffers()]),
-        optimizer=optimizer,
-        gradients=gradient_sets(run.config, assignment) * one_set,
-        activations=activations,
-        exchange=exchange,
-        batches=len(assignment.my_units) * sum(tensor.nbytes for tensor in tensors(batch.data)),
-        passing=_passing(run.config, assignment, params),
-        update=update,
-        gathered=predict_gathered(units, owns),
-    )
 
 
 def predict_gathered(units: Sequence[Unit], owns: Callable[[Tensor], bool]) -> int:
@@ -108,28 +33,6 @@ def predict_gathered(units: Sequence[Unit], owns: Callable[[Tensor], bool]) -> i
         return 0
     *blocks, rest = [sum(p.nbytes for _, p in unit.params if not owns(p)) for unit in units]
     return rest + max(map(sum, zip([0, *blocks], [*blocks, 0], strict=True)))
-
-
-def _passing(config: Config, assignment: LaneAssignment, params: Sequence[Tensor]) -> int:
-    """Gradients on their way into the exchanged buffers, which are in memory of their own until then."""
-    if len(assignment.units) == 1:
-        return 0
-    if config.same != "bits":
-        return max(param.nbytes for param in params)
-    owned = config.distributed.shard != "none"
-    bucket = largest_bucket(params, bucket_bytes(params)) if owned else largest_bucket(params)
-    if config.distributed.shard == "weights":
-        return bucket  # of every lane
-    # Of a rank's last lane there is never more than a bucket; of those before it, a whole set.
-    *before, last = _sets_before(assignment.my_units)
-    one_set = sum(param.nbytes for param in params)
-    most = max([last * one_set + bucket, *((sets + 1) * one_set for sets in before)])
-    return most - gradient_sets(config, assignment) * one_set
-
-
-def _trained(optimizers: Sequence[Optimizer]) -> list[Tensor]:
-    groups = [group for optimizer in optimizers for group in optimizer.param_groups]
-    return [param for group in groups for param in group["params"] if param.requires_grad]
 
 
 def gradient_sets(config: Config, assignment: LaneAssignment) -> int:
@@ -271,45 +174,3 @@ def _meta_group(group: dict[str, Any], device: torch.device, owns: Callable[[Ten
     if "foreach" in group and group["foreach"] is None:
         found["foreach"] = device.type == "cuda" and not group.get("fused")
     return found
-
-
-def predict_activations(run: Run, task: Task, batch: LaneBatch) -> int | None:
-    """Return what a lane's forward pass keeps for its backward pass, from those of parts of it.
-
-    Returns:
-        None if the batch cannot be cut, or is too small for it.
-    """
-    whole = len(batch)
-    if whole < _FEWEST_SAMPLES:
-        return None
-    small, large = max(2, whole // 4), max(3, whole // 2)
-    try:
-        kept = [saved_bytes(run, task, cut_batch(batch, size)[0]) for size in (small, large)]
-    except TaskError:
-        return None
-    return round(line_through((small, kept[0]), (large, kept[1]), whole))
-
-
-def line_through(first: tuple[float, float], second: tuple[float, float], at: float) -> float:
-    """Return where the line through two points is at another place."""
-    slope = (second[1] - first[1]) / (second[0] - first[0])
-    return first[1] + slope * (at - first[0])
-
-
-def saved_bytes(run: Run, task: Task, batch: LaneBatch) -> int:
-    """Return what the forward pass of a batch keeps, besides the weights and the batch itself."""
-    modules = run.state.modules
-    known = [t for module in modules for t in (*module.parameters(), *module.buffers())]
-    before = {t.untyped_storage()._cdata for t in (*known, *tensors(batch.data))}
-    found: dict[int, int] = {}
-
-    def keep(tensor: Tensor) -> Tensor:
-        storage = tensor.untyped_storage()
-        if tensor.device == run.device and storage._cdata not in before:
-            found[storage._cdata] = storage.nbytes()
-        return tensor
-
-    with saved_tensors_hooks(keep, lambda tensor: tensor), run.setup.precision.forward():
-        value = task.forward_pass(run.model, batch)
-    del value  # with the graph, which keeps the addresses apart until here
-    return sum(found.values())
