@@ -110,12 +110,6 @@ def _make_update(self: update.Update, *args: Any, **others: Any) -> None:
 _REAL_UPDATE = update.Update.__init__
 
 
-def _begin_to_read(
-    self: update.Update, step: int, stats: LocalStats, optimizers: Any, skipped: Tensor, scale: Any
-) -> update._Undecided:
-    return update._Undecided(step, stats, optimizers, skipped.clone(), None, scale)
-
-
 @contextmanager
 def emulated_graphs(why_no_update: str | None = None) -> Iterator[None]:
     """Let runs of this process take its CPU for a GPU, as far as graphs are concerned.
@@ -135,7 +129,7 @@ def emulated_graphs(why_no_update: str | None = None) -> Iterator[None]:
         (torch.cuda, "default_generators", [_DefaultGenerator()]),
         # Fused optimizers of a CPU can be told on the device that a step is skipped, too.
         (update.Update, "__init__", _make_update),
-        (update.Update, "_begin_to_read", _begin_to_read),
+        (update, "to_host", lambda values: (values.clone(), None)),
         (recorded_step.RecordedStep, "_land", _land),
         (recorded_step.RecordedStep, "_capturable", lambda self: nullcontext()),
         (recorded_step, "capture", capture),

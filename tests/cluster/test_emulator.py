@@ -46,7 +46,7 @@ def test_srun_python_on_one_two_and_four_nodes_is_one_run(slurm: Slurm, tmp_path
     ("script_name", "words", "shown"),
     [
         ("diagnose.sh", (str(CONFIG),), ("Nodes: n[1-2]", "all-reduce", "same config")),
-        ("test_distributed.sh", (), ("order of calls", "The ranks of 2 nodes can train together")),
+        ("test_distributed.sh", (), ("clocks", "The ranks of 2 nodes can train together")),
     ],
 )
 def test_a_script_tests_the_nodes(

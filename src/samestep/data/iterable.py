@@ -11,7 +11,7 @@ A resumed run starts in the middle of its streams. A stream with `state_dict()` 
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import count, islice
 from typing import Any, Protocol, runtime_checkable
@@ -211,17 +211,6 @@ class _LaneStream:
         return self._samples.state_dict()
 
 
-@dataclass(frozen=True)
-class _StepPortions:
-    """The samples that this rank's units read for one step."""
-
-    mine: Sequence[tuple[int, _Portion]]
-    filled: Sequence[tuple[int, _Portion]]
-    """Those with samples."""
-    ragged: bool | None
-    """Whether some rank has no samples; None if no rank has asked."""
-
-
 class StreamSource(Source):
     """Steps of iterable data, whose end is agreed on by all ranks."""
 
@@ -253,34 +242,33 @@ class StreamSource(Source):
 
     def _epoch(self, start: Position) -> Iterator[StepData]:
         portions = iter(self._data_loader(start))
-        ahead = self._next(portions, start.epoch_step)
-        for done, epoch_step in enumerate(count(start.epoch_step)):
-            here = ahead
+        here = self._next(portions, start, 0)
+        for done in count(1):
             if here is None:
                 return
-            ahead = self._next(portions, epoch_step + 1)
-            yield self._step_data(here, start.epoch, epoch_step, start.step + done, ahead is None)
+            ahead = self._next(portions, start, done)
+            here.ends_epoch = ahead is None
+            yield here
+            here = ahead
 
-    def _next(self, portions: Iterator[_Portion], epoch_step: int) -> _StepPortions | None:
-        """Return the next step's portions; None at the end of the epoch."""
+    def _next(self, portions: Iterator[_Portion], start: Position, done: int) -> StepData | None:
+        """Return the step that comes after so many others; None at the end of the epoch."""
+        epoch_step = start.epoch_step + done
         if self.steps_per_epoch is not None and epoch_step >= self.steps_per_epoch:
             return None
         mine = [(unit, next(portions)) for unit in self._units]
         filled = [(unit, portion) for unit, portion in mine if portion.ids]
-        if not self._agree:
-            return _StepPortions(mine, filled, ragged=None)
-        # One small collective a step: the price of data that does not know its length.
-        states = self._setup.context.gather((bool(filled), all(p.full for _, p in mine)))
-        continues = all(full for _, full in states) if self._setup.config.drop_last else any(s for s, _ in states)
-        ragged = not all(some for some, _ in states)
-        return _StepPortions(mine, filled, ragged) if continues else None
-
-    def _step_data(self, here: _StepPortions, epoch: int, epoch_step: int, index: int, ends_epoch: bool) -> StepData:
-        batches = iter(LaneBatch(unit, portion.data, portion.ids) for unit, portion in here.filled)
-        read: Callable[[], LaneBatch] = lambda: next(batches)  # noqa: E731
-        units = tuple(unit for unit, _ in here.filled)
-        streams = {lane: state for _, p in here.mine for lane, state in p.states.items()}
-        return StepData(index, epoch, epoch_step, ends_epoch, units, here.ragged, read, streams)
+        ragged = None
+        if self._agree:
+            # One small collective a step: the price of data that does not know its length.
+            states = self._setup.context.gather((bool(filled), all(p.full for _, p in mine)))
+            if not (all(full for _, full in states) if self._setup.config.drop_last else any(s for s, _ in states)):
+                return None
+            ragged = not all(some for some, _ in states)
+        batches = iter([LaneBatch(unit, portion.data, portion.ids) for unit, portion in filled])
+        units = tuple(unit for unit, _ in filled)
+        streams = {lane: state for _, p in mine for lane, state in p.states.items()}
+        return StepData(start.step + done, start.epoch, epoch_step, False, units, ragged, batches.__next__, streams)
 
     def _data_loader(self, start: Position) -> DataLoader[_Portion]:
         setup, loader = self._setup, self._setup.config.loader

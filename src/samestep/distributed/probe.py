@@ -1,4 +1,4 @@
-"""Probing a process group: whether its sums are right, how fast, and in the same order."""
+"""Probing a process group: whether its sums are right, and how fast."""
 
 from __future__ import annotations
 
@@ -74,31 +74,3 @@ def _timed(tensor: Tensor, activity: Activity) -> float:
         if tensor.is_cuda:
             torch.cuda.synchronize(tensor.device)
     return max(time.perf_counter() - start, 1e-9)
-
-
-Call = tuple[str, int]
-"""The kind and the number of a collective that a rank is about to make."""
-
-_KINDS = ("barrier", "broadcast", "gather")
-
-
-def call_in_order(collectives: Collectives, first: int = 0, times: int = 9) -> list[list[Call]]:
-    """Make numbered collectives of all kinds; the ranks announce each one before they make it.
-
-    Returns what all ranks announced, per call, in rank order; ends with the first on which they
-    disagree, since the next collective would wait forever.
-    """
-    announced: list[list[Call]] = []
-    for number in range(first, first + times):
-        kind = _KINDS[number % len(_KINDS)]
-        calls = collectives.gather((kind, number))
-        announced.append(calls)
-        if len(set(calls)) > 1:
-            break
-        if kind == "barrier":
-            collectives.barrier()
-        elif kind == "broadcast":
-            collectives.broadcast(number)
-        else:
-            collectives.gather(number)
-    return announced

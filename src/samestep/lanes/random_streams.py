@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import random
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import lru_cache
 from typing import Any
@@ -130,38 +130,3 @@ class RngStreams:
         """Set torch's generators to these states."""
         for generator, state in zip(self._torch_generators, states, strict=True):
             generator.set_state(state)
-
-
-class LaneDraws:
-    """Torch's random numbers of lanes that take turns: each continues where it was left.
-
-    A lane's numbers are those of a step that runs the whole lane at once, as a CUDA graph does.
-    """
-
-    def __init__(self, rng: RngStreams, step: int) -> None:
-        self._rng, self._step = rng, step
-        self._states: dict[int, list[torch.Tensor]] = {}
-        self._open: int | None = None
-
-    def enter(self, lane: int) -> None:
-        """Continue a lane's numbers."""
-        self.leave()
-        if lane in self._states:
-            self._rng.put_torch_states(self._states[lane])
-        else:
-            self._rng.enter(MODEL, max(lane, 0), at=(self._step,), torch_only=True)
-        self._open = lane
-
-    def states(self) -> dict[int, list[torch.Tensor]]:
-        """Return where each lane was left."""
-        return dict(self._states)
-
-    def put_states(self, states: Mapping[int, list[torch.Tensor]]) -> None:
-        """Continue each lane from where it was left at another time."""
-        self._states = dict(states)
-
-    def leave(self) -> None:
-        """Remember where the lane was left."""
-        if self._open is not None:
-            self._states[self._open] = self._rng.torch_states()
-            self._open = None

@@ -18,12 +18,11 @@ from torch import Tensor
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
-from samestep.errors import StepError
 from samestep.optim.clipping import Clipping
 from samestep.optim.loop_calls import move
 from samestep.optim.nonfinite import FiniteGuard
 from samestep.reduce.scaling import Scaling
-from samestep.reduce.stats import LocalStats
+from samestep.reduce.stats import LocalStats, to_host
 from samestep.reduce.stats_ring import ReplayedStats
 
 
@@ -132,10 +131,9 @@ class Update:
         """Return whether the host must learn in each step whether it counts."""
         return self._scaling.found is not None and not self._decided_on_device
 
-    def begin(self, step: int, chosen: Sequence[Optimizer] = ()) -> tuple[float, ...]:
+    def begin(self, step: int) -> tuple[float, ...]:
         """Before the weights are changed; returns the learning rates of all groups."""
         self.sync_update()
-        self._refuse_unknown(chosen)
         rates = tuple(float(group["lr"]) for opt in self._optimizers for group in opt.param_groups)
         self._rates.refresh()
         self._before_change(step)
@@ -165,13 +163,13 @@ class Update:
         if updated.skipped is None:
             self._follow(step, optimizers)
             return
-        self._undecided = self._begin_to_read(step, stats, optimizers, updated.skipped, updated.scale)
+        self._undecided = _Undecided(step, stats, optimizers, *to_host(updated.skipped), updated.scale)
         if not self._decided_on_device:
             self.sync_update()
 
     def apply(self, step: int, stats: LocalStats, chosen: Sequence[Optimizer] = ()) -> Updated:
         """Return the whole update of a step."""
-        rates = self.begin(step, chosen)
+        rates = self.begin(step)
         updated = self.change(stats, rates, chosen)
         self.end(step, stats, updated, chosen)
         return updated
@@ -191,14 +189,6 @@ class Update:
         scale = None if last.scale is None else float(last.scale)
         self._guard.skipped(last.step, last.stats, scale)
 
-    def _refuse_unknown(self, chosen: Sequence[Optimizer]) -> None:
-        for optimizer in chosen:
-            if not any(optimizer is known for known in self._optimizers):
-                raise StepError(
-                    f"an update got a {type(optimizer).__name__} that run.prepare did not: its "
-                    "gradients are summed over no lanes. Give run.prepare every optimizer"
-                )
-
     def _clip_and_step(self, chosen: Sequence[Optimizer]) -> Tensor | None:
         found = self._scaling.found
         norms = self._clipping.apply(found)
@@ -213,16 +203,6 @@ class Update:
             if any(schedule.optimizer is optimizer for optimizer in optimizers):
                 move(schedule)
         self._after_update(step)
-
-    def _begin_to_read(
-        self, step: int, stats: LocalStats, optimizers: Sequence[Optimizer], skipped: Tensor, scale: Tensor | None
-    ) -> _Undecided:
-        if not self._decided_on_device:
-            return _Undecided(step, stats, optimizers, skipped, None, scale)
-        found = torch.empty(skipped.shape, device="cpu", pin_memory=True).copy_(skipped, non_blocking=True)
-        copied = torch.cuda.Event()
-        copied.record()
-        return _Undecided(step, stats, optimizers, found, copied, scale)
 
 
 def _reads_decision(optimizer: Optimizer) -> bool:

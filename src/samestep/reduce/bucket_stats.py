@@ -138,21 +138,12 @@ class _HostStats(LocalStats):
         pieces = places.tolist()
         columns = (pieces[number::PIECES] for number in range(PIECES))
         numbers: list[float] = [high + middle + low for high, middle, low in zip(*columns, strict=True)]
-        self._numbers = numbers[: 2 * self._lane_count]
-        self._ranks = numbers[2 * self._lane_count :]
-
-    def count(self) -> float:
-        return sum(self._numbers[1::2])
-
-    def losses(self) -> list[Tensor | float]:
-        return list(self._numbers[::2])
-
-    def values(self) -> list[Tensor | float]:
-        return list(self._numbers)
+        pairs = list(zip(numbers[::2], numbers[1::2], strict=True))
+        self._lanes = [LaneStats(*pair) for pair in pairs[: self._lane_count]]
+        self._ranks = [RankFlags(*pair) for pair in pairs[self._lane_count :]]
 
     def flags(self) -> ReadFlags:
-        flags = list(map(RankFlags, self._ranks[::2], self._ranks[1::2]))
-        return lambda: flags
+        return lambda: self._ranks
 
     @property
     def no_requests(self) -> bool:

@@ -65,11 +65,7 @@ class LocalStats:
 
     def count(self) -> Tensor | float:
         """Return what the step's losses were summed over in all; never synchronises with a GPU."""
-        total: Tensor | float = 0.0
-        for lane in self._lanes:
-            count = lane.count
-            total = total + (count.double() if isinstance(count, Tensor) else count)
-        return total
+        return sum_of_counts([lane.count for lane in self._lanes])
 
     def losses(self) -> list[Tensor | float]:
         """Numbers that are all finite only if every lane's loss is; never waits for a GPU."""
@@ -92,6 +88,14 @@ class LocalStats:
     def flags_wait(self) -> bool:
         """Return whether reading the flags at once would wait for a GPU. The same on every rank."""
         return False
+
+
+def sum_of_counts(counts: Sequence[Tensor | float]) -> Tensor | float:
+    """Return the sum in this order, on any Python: from 3.12 on, `sum` makes up for rounding."""
+    total: Tensor | float = 0.0
+    for count in counts:
+        total = total + (count.double() if isinstance(count, Tensor) else count)
+    return total
 
 
 def stack_stats(lanes: Sequence[LaneStats | RankFlags], device: torch.device) -> Tensor:
@@ -120,7 +124,7 @@ class RowStats(LocalStats):
     def count(self) -> Tensor | float:
         counts = self._rows[..., 1]
         if counts.device.type == "cpu":
-            return float(sum(counts.flatten().tolist()))
+            return sum_of_counts(counts.flatten().tolist())
         return counts.sum()
 
     def losses(self) -> list[Tensor | float]:
@@ -135,7 +139,7 @@ class RowStats(LocalStats):
     def flags(self) -> ReadFlags:
         if not self.flags_wait:
             return lambda: _as_flags(self._flag_rows)
-        here, copied = _to_host(self._flag_rows)
+        here, copied = to_host(self._flag_rows)
 
         def read() -> list[RankFlags]:
             if copied is not None:
@@ -174,15 +178,6 @@ class GatheredStats(RowStats):
         self._in_flight = (everyone, mine)  # see exchange.py on who frees them
         self._work: dist.Work | None = work
         self._assignment = assignment
-        self._order: Tensor | None = None
-        """Where each lane is among all ranks' rows, if ranks take lanes in turn."""
-        if assignment[0].step > 1:
-            at = [
-                (lane, rank * self._rows.shape[1] + place)
-                for rank, lanes in enumerate(assignment)
-                for place, lane in enumerate(lanes)
-            ]
-            self._order = torch.tensor([row for _, row in sorted(at)], device=everyone.device)
         self._activity = activity
 
     def count(self) -> Tensor | float:
@@ -195,10 +190,7 @@ class GatheredStats(RowStats):
 
     def values(self) -> list[Tensor | float]:
         self._wait()
-        if self._order is not None:
-            return super().values()
-        rows = zip(self._rows, self._assignment, strict=True)
-        return [value for held, lanes in rows for value in _numbers(held[: len(lanes)])]
+        return super().values()
 
     def flags(self) -> ReadFlags:
         self._wait()
@@ -209,8 +201,12 @@ class GatheredStats(RowStats):
             with self._activity.waiting("losses"):
                 self._work.wait()
             self._work = None
-            if self._order is not None:
-                self._rows = self._rows.flatten(0, 1)[self._order]
+            if self._assignment[0].step > 1:  # ranks take lanes in turn
+                lanes = sum(map(len, self._assignment))
+                self._rows = self._rows.transpose(0, 1).flatten(0, 1)[:lanes]
+            else:
+                held = zip(self._rows, self._assignment, strict=True)
+                self._rows = torch.cat([rows[: len(lanes)] for rows, lanes in held])
 
 
 class ReplayedStats(LocalStats):
@@ -229,7 +225,7 @@ class ReplayedStats(LocalStats):
         self._recorded, self._flags = recorded, flags
 
     def count(self) -> Tensor | float:
-        return sum(self.values()[1::2])
+        return sum_of_counts(self.values()[1::2])
 
     def losses(self) -> list[Tensor | float]:
         return self.values()[::2]
@@ -291,7 +287,7 @@ def begin_reading(values: Sequence[Tensor | float | None]) -> tuple[Callable[[],
         parts.append(value.reshape(-1))
         places += range(len(numbers), len(numbers) + value.numel())
         numbers += [math.nan] * value.numel()
-    copies = [(places, _to_host(torch.cat(parts))) for parts, places in by_type.values()]
+    copies = [(places, to_host(torch.cat(parts))) for parts, places in by_type.values()]
     events = [event for _, (_, event) in copies if event is not None]
 
     def read() -> list[float]:
@@ -305,7 +301,7 @@ def begin_reading(values: Sequence[Tensor | float | None]) -> tuple[Callable[[],
     return read, bool(events)
 
 
-def _to_host(values: Tensor) -> tuple[Tensor, torch.cuda.Event | None]:
+def to_host(values: Tensor) -> tuple[Tensor, torch.cuda.Event | None]:
     """Return the values in host memory, once the event has happened."""
     if values.device.type == "cpu":
         return values, None
@@ -325,7 +321,7 @@ def mean_loss(values: Sequence[Tensor | float], device: torch.device) -> Tensor:
     """
     loss, counts = _add_up(values[::2]), values[1::2]
     # In the order of the log, where that costs nothing.
-    total = _add_up(counts) if any(isinstance(count, Tensor) for count in counts) else sum(counts)
+    total = _add_up(counts) if any(isinstance(count, Tensor) for count in counts) else sum_of_counts(counts)
     if not isinstance(total, Tensor):
         # As a tensor: a GPU divides by a number by multiplying with its inverse, which rounds once more.
         total = torch.full((), total, dtype=torch.float64, device=device)

@@ -5,18 +5,27 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 
-from samestep.lanes.random_streams import BETWEEN, MODEL, LaneDraws, RngStreams
+from torch import Tensor
+
+from samestep.lanes.random_streams import BETWEEN, MODEL, RngStreams
 
 _BODY = 3
 """The place in the stream between lanes that a body begins with."""
 
 
 class BodyDraws:
-    """Puts the generators where the body's next lines draw."""
+    """Puts the generators where the body's next lines draw.
+
+    Of lanes that take turns, torch's draws continue where each was left: they are those of a step that runs the whole
+    lane at once, as a CUDA graph does.
+    """
 
     def __init__(self, rng: RngStreams, step: int) -> None:
         self._rng, self._step = rng, step
-        self._lanes = LaneDraws(rng, step)
+        self._states: dict[int, list[Tensor]] = {}
+        """The states of torch's generators where each lane was left."""
+        self._open: int | None = None
+        """The lane that draws now."""
         self._calls = self._restarts = 0
         """How often lanes ran whole, and the body's own draws begun anew: the same on all ranks."""
 
@@ -39,9 +48,22 @@ class BodyDraws:
         """Around an operation that draws once per lane; yields what is called before each."""
         with self._rng.kept(torch_only=True):
             try:
-                yield self._lanes.enter
+                yield self._enter
             finally:
-                self._lanes.leave()
+                self._leave()
+
+    def _enter(self, lane: int) -> None:
+        self._leave()
+        if lane in self._states:
+            self._rng.put_torch_states(self._states[lane])
+        else:
+            self._rng.enter(MODEL, max(lane, 0), at=(self._step,), torch_only=True)
+        self._open = lane
+
+    def _leave(self) -> None:
+        if self._open is not None:
+            self._states[self._open] = self._rng.torch_states()
+            self._open = None
 
     @contextmanager
     def whole_lanes(self) -> Iterator[Callable[[int], None]]:
@@ -51,12 +73,12 @@ class BodyDraws:
 
         def enter(lane: int) -> None:
             self._rng.enter_host(MODEL, max(lane, 0), at=(self._step, call))
-            self._lanes.enter(lane)
+            self._enter(lane)
 
         try:
             yield enter
         finally:
-            self._lanes.leave()
+            self._leave()
             self.restart()
 
     @contextmanager
@@ -71,18 +93,16 @@ class BodyDraws:
 
     def again(self) -> Callable[[], AbstractContextManager[None]]:
         """Return what makes the lines that follow now draw a second time what they draw first."""
-        states, calls = self._lanes.states(), self._calls
+        states, calls = dict(self._states), self._calls
 
         @contextmanager
         def second() -> Iterator[None]:
-            after, made = self._lanes.states(), self._calls
-            self._lanes.put_states(states)
-            self._calls = calls
+            after, made = self._states, self._calls
+            self._states, self._calls = dict(states), calls
             try:
                 with self.apart():
                     yield
             finally:
-                self._lanes.put_states(after)
-                self._calls = made
+                self._states, self._calls = after, made
 
         return second

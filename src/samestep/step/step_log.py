@@ -14,7 +14,7 @@ from samestep.distributed.health.activity import READING, Activity
 from samestep.errors import TaskError
 from samestep.lanes.tree import sum_of_lanes
 from samestep.optim.update import Updated
-from samestep.reduce.stats import LocalStats, begin_reading
+from samestep.reduce.stats import LocalStats, begin_reading, sum_of_counts
 from samestep.step.loss_terms import TermSums
 
 KEPT_STEPS = 256
@@ -190,5 +190,5 @@ def _named_means(terms: TermSums, sums: Sequence[float], count: float) -> dict[s
 
 def _mean_loss(values: Sequence[float]) -> tuple[float, float]:
     """Return the step's loss per counted thing, summed over the lanes in the tree's order; the count."""
-    total = sum(values[1::2])
+    total = float(sum_of_counts(values[1::2]))
     return (sum_of_lanes(values[::2]) / total if total else 0.0), total

@@ -14,11 +14,11 @@ from torch.optim.lr_scheduler import ExponentialLR
 
 from samestep.config.optim import ClipConfig, LossScaleConfig
 from samestep.distributed.context import SingleProcessContext
-from samestep.errors import NonFiniteLoss, StepError
+from samestep.errors import NonFiniteLoss
 from samestep.optim.clipping import Clipping
 from samestep.optim.loss_scale import CheckedScaling, LossScale
 from samestep.optim.nonfinite import FiniteGuard
-from samestep.optim.update import Update, Updated, _Undecided
+from samestep.optim.update import Update, Updated
 from samestep.reduce.scaling import Scaling
 from samestep.reduce.stats import NO_FLAGS, LaneStats, LocalStats
 
@@ -156,14 +156,6 @@ def test_only_the_optimizers_that_are_named_step() -> None:
     assert bench.weights == [-3.0, -8.0]
 
 
-def test_an_optimizer_that_was_not_prepared_is_refused() -> None:
-    bench = Bench()
-    stranger = SGD(bench.params, lr=1.0)
-    with pytest.raises(StepError, match=r"got a SGD that run\.prepare did not"):
-        bench.step(0, 1.0, 2.0, stranger)
-    assert bench.weights == [0.0, 0.0]
-
-
 def test_rates_are_numbers_though_the_optimizer_holds_a_tensor() -> None:
     bench = Bench()
     bench.optimizers[0].param_groups[0]["lr"] = torch.tensor(0.5)
@@ -175,10 +167,6 @@ def test_what_follows_a_step_can_wait_until_it_is_decided(monkeypatch: pytest.Mo
     """As on a GPU, where fused optimizers skip on the device and the host learns of it later."""
     bench = Bench(CheckedScaling(CPU), fused=True)
     monkeypatch.setattr(bench.update, "_decided_on_device", True)
-    monkeypatch.setattr(
-        bench.update, "_begin_to_read", lambda step, stats, optimizers, skipped, scale:
-        _Undecided(step, stats, optimizers, skipped, None, scale),
-    )  # fmt: skip
     bench.step(0)
     assert (bench.followed, bench.rate) == (0, 1.0)
     bench.update.sync_update()

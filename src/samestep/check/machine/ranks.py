@@ -10,7 +10,7 @@ from pathlib import Path
 
 from samestep.check.machine.findings import Finding, Place, note, ok, spans
 from samestep.distributed.context import RunContext
-from samestep.distributed.probe import Call, Reduced, call_in_order, try_all_reduce
+from samestep.distributed.probe import Reduced, try_all_reduce
 from samestep.report.format import format_bytes, format_seconds
 
 _SKEW_ALLOWED = 1.0
@@ -23,35 +23,11 @@ Places = Sequence[Place]
 
 def try_ranks(context: RunContext, places: Places, folder: Path) -> list[Finding]:
     """Return all checks, in one order on all ranks."""
-    order = check_order(call_in_order(context.collectives))
-    if order.severity == "error":  # the next collective would be the wrong one
-        return [order]
     return [
-        order,
         check_clocks(read_clocks(context), places),
         *share_folder(context, places, folder),
         *check_all_reduce(try_all_reduce(context.collectives, context.device), places),
     ]
-
-
-def check_order(announced: Sequence[Sequence[Call]]) -> Finding:
-    """Return whether all ranks made the same collectives, by what they announced before each."""
-    check, last = "order of calls", announced[-1]
-    if len(set(last)) == 1:
-        return ok(check, f"{len(announced)} numbered collectives, the same on all ranks")
-    # Most ranks are right; among equals rank 0 is.
-    usual = max(dict.fromkeys(last), key=last.count)
-    odd = tuple(rank for rank, call in enumerate(last) if call != usual)
-    others = ", ".join(f"rank {rank} at {last[rank][0]} {last[rank][1]}" for rank in odd[:4])
-    return Finding(
-        check,
-        "error",
-        f"most ranks are at {usual[0]} {usual[1]}, but {others}",
-        "a rank that makes another collective than the others waits forever, or adds up values "
-        "that do not belong together",
-        "look for collectives that only some ranks make, such as under `if rank == 0`",
-        ranks=odd,
-    )
 
 
 Clock = tuple[float, float]

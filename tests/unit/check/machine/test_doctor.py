@@ -40,7 +40,7 @@ from samestep.check.machine.network import (
     try_rendezvous,
 )
 from samestep.check.machine.planned import check_lane_cost, check_lanes, check_optim, check_plan, check_task, digest
-from samestep.check.machine.ranks import check_all_reduce, check_clocks, check_order, check_sharing
+from samestep.check.machine.ranks import check_all_reduce, check_clocks, check_sharing
 from samestep.check.machine.run_checks import check_launch, run_checks
 from samestep.config import Config, load_config
 from samestep.distributed.probe import Reduced
@@ -440,14 +440,6 @@ def test_bound_ranks_are_judged_by_the_cpus_of_all() -> None:
     assert is_reported(note, "note", "bound to its own 4 CPUs, but uses 2 threads")
     both = reports(MACHINE, MACHINE, MACHINE)
     assert is_reported(named(check_agreement(both), "cpus"), "warning", "12 threads in all on 8 CPUs")
-
-
-def test_a_rank_out_of_step_is_named() -> None:
-    fine = [[("barrier", 0)] * 3, [("broadcast", 1)] * 3]
-    assert is_reported(check_order(fine), "ok", "2 numbered collectives")
-    odd = check_order([*fine, [("gather", 2), ("barrier", 3), ("gather", 2)]])
-    assert is_reported(odd, "error", "most ranks are at gather 2, but rank 1 at barrier 3")
-    assert odd.ranks == (1,)
 
 
 def test_clocks_are_judged_by_the_quickest_exchange() -> None:
