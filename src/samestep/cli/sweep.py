@@ -287,16 +287,7 @@ def _header(loaded: LoadedSweep) -> tuple[str, ...]:
 
 
 def _row(loaded: LoadedSweep, trial: TrialRecord, best: bool = False) -> tuple[Any, ...]:
-    values = [trial.values.get(key) for key in loaded.sweep.domains]
-    shown = trial.as_json()
-    folds = " ".join(f"{value:.4g}" for value in shown["folds"])
-    found = trial.objectives or (() if trial.value is None else (trial.value,))
-    measured = [f"{value:.6g}" for value in found]
-    measured += [""] * (len(loaded.sweep.metrics) - len(measured))
-    reason = (shown["reason"] or "").partition("\n")[0]
+    from samestep.sweep.storage import trial_cells
+
     state = f"{trial.state}, best" if best else trial.state
-    return (trial.number, state, *measured, *map(_text, values), reason or folds)
-
-
-def _text(value: Any) -> str:
-    return f"{value:.6g}" if isinstance(value, float) else str(value)
+    return (trial.number, state, *trial_cells(loaded.sweep, trial.results, trial.values), trial.remark)

@@ -75,9 +75,8 @@ class SweepTable:
 
     def _add(self, table: Table, trial: TrialRecord) -> None:
         record = trial.as_json()
-        found = trial.objectives or (() if trial.value is None else (trial.value,))
         reason = str(record["reason"] or "").partition("\n")[0]
-        self._row(table, trial.number, trial.state, found, trial.values, len(record["folds"]), reason)
+        self._row(table, trial.number, trial.state, trial.results, trial.values, len(record["folds"]), reason)
 
     def _add_live(self, table: Table, trial: LiveTrial, now: float) -> None:
         curve = trial.curves[trial.fold] if trial.fold < len(trial.curves) else []
@@ -97,14 +96,12 @@ class SweepTable:
         folds: int,
         words: str,
     ) -> None:
-        drawn = [values.get(key) for key in self._sweep.domains]
-        texts = [f"{v:.4g}" if isinstance(v, float) else str(v) for v in drawn]
+        from samestep.sweep.storage import trial_cells
+
         rule = self._sweep.folds
         done = [] if rule is None else [f"{bar(folds, rule.k, rule.k)} {folds}/{rule.k}"]
-        measured = [f"{value:.6g}" for value in found]
-        measured += [""] * (len(self._sweep.metrics) - len(measured))
         # As Text: what a person or a task has written is no markup.
-        cells = [plain(cell) for cell in (*measured, *texts, *done, words)]
+        cells = [plain(cell) for cell in (*trial_cells(self._sweep, found, values), *done, words)]
         table.add_row(str(number), Text(state, style=_COLORS[state]), *cells)
 
 

@@ -7,7 +7,6 @@ import shlex
 import stat
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from pathlib import Path
 
 from samestep.errors import TextError
 from samestep.parsing.numbers import whole_number
@@ -103,19 +102,6 @@ def launcher_process(environ: Mapping[str, str]) -> int | None:
     if report_pipe(environ) is None:
         return None
     return whole_number(environ.get(_LAUNCHER, ""))
-
-
-_WAKE = "SAMESTEP_WAKE"
-
-
-def wake_variables(path: Path) -> dict[str, str]:
-    """Return what tells a run of a sweep at which socket the sweep's process waits."""
-    return {_WAKE: str(path)}
-
-
-def wake_path(environ: Mapping[str, str]) -> str | None:
-    """Return the socket at which a sweep's process waits for this run's questions; None if none does."""
-    return environ.get(_WAKE)
 
 
 _ENDS_WITH = "SAMESTEP_ENDS_WITH"

@@ -5,17 +5,12 @@ Where a task allows it, they are forked from a process that has imported what th
 
 from __future__ import annotations
 
-import os
-import select
-import shutil
 import signal
-import socket
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
@@ -24,7 +19,7 @@ from samestep.config import Config
 from samestep.config.task_file import look_at_task
 from samestep.distributed.signals import SignalForwarder
 from samestep.environment.interpreter import interpreter_words
-from samestep.environment.variables import ending_variables, process_environment, wake_variables
+from samestep.environment.variables import ending_variables, process_environment
 from samestep.errors import LaunchError, Stopped
 from samestep.launch.forkserver.client import ForkedProcess, WarmServer
 from samestep.launch.run.orphans import Reaper
@@ -32,51 +27,8 @@ from samestep.launch.run.reaper import kill_group
 from samestep.parsing.files import read_lines
 from samestep.parsing.limits import short
 
-
-class Events:
-    """A socket that runs send a byte to, and the ends of processes."""
-
-    def __init__(self) -> None:
-        # Not in the sweep's directory: the path of such a socket has at most 107 bytes.
-        self._folder = Path(tempfile.mkdtemp(prefix="samestep-"))
-        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
-        self._socket.setblocking(False)
-        self._socket.bind(str(self._folder / "wake"))
-        self._ends: dict[int, int] = {}
-        """A file for each process, which can be read once that has ended."""
-
-    @property
-    def variables(self) -> dict[str, str]:
-        """Return what tells runs where to send it."""
-        return wake_variables(self._folder / "wake")
-
-    def watch(self, pid: int) -> None:
-        """Wake up when this process ends, where the system can tell: on Linux."""
-        with suppress(AttributeError, OSError):
-            self._ends[pid] = os.pidfd_open(pid)
-
-    def forget(self, pid: int) -> None:
-        """The process has ended."""
-        if pid in self._ends:
-            os.close(self._ends.pop(pid))
-
-    def wait(self, seconds: float) -> None:
-        """Until something happens, but no longer than this."""
-        files = [self._socket.fileno(), *self._ends.values()]
-        select.select(files, [], [], seconds)
-        with suppress(BlockingIOError):
-            while True:
-                self._socket.recv(64)
-
-    def close(self) -> None:
-        self._socket.close()
-        for pid in list(self._ends):
-            self.forget(pid)
-        shutil.rmtree(self._folder, ignore_errors=True)
-
-
-PAUSE = 0.25
-"""Seconds between two looks at what no event tells of: runs on other machines, signals, files."""
+PAUSE = 0.05
+"""Seconds between two looks at whether a child has ended, or asks something."""
 _SECONDS_TO_END = 30.0
 """How long they get if this process fails."""
 _SECONDS_TO_SAVE = 300.0
@@ -123,7 +75,6 @@ class Children:
         self._signals = SignalForwarder(self._forward, self.kill)
 
     def __enter__(self) -> Children:
-        self._events = Events()
         self._reaper = Reaper(_SECONDS_TO_SAVE)
         self._signals.__enter__()
         return self
@@ -137,7 +88,6 @@ class Children:
         finally:
             self._signals.__exit__(kind, error, trace)
             self._reaper.close()
-            self._events.close()
 
     def start(self, name: str, words: Sequence[str], output: Path, variables: Mapping[str, str] | None = None) -> Child:
         """Start a command of ours.
@@ -147,11 +97,10 @@ class Children:
             output: Gets what it prints, after what is there.
         """
         # By itself too: this process may be killed before the reaper knows of it.
-        environ = {**process_environment(), **(variables or {}), **ending_variables(), **self._events.variables}
+        environ = {**process_environment(), **(variables or {}), **ending_variables()}
         with output.open("ab") as file:
             process = self._fork(words, environ, file) or _started(name, words, environ, file)
         self._reaper.watch(process.pid)
-        self._events.watch(process.pid)
         child = Child(name, process, output)
         self._running.append(child)
         if self.stopped_by is not None:  # the signal came before there was this one to get it
@@ -184,14 +133,13 @@ class Children:
             if child.code is not None:
                 kill_group(child.process.pid)  # what it started and left behind
                 self._reaper.forget(child.process.pid)
-                self._events.forget(child.process.pid)
                 self._running.remove(child)
                 ended.append(child)
         return ended
 
     def pause(self) -> None:
         """Wait until a child has ended or asks something, but not for long."""
-        self._events.wait(PAUSE)
+        time.sleep(PAUSE)
 
     def wait(self, child: Child, seconds: float | None = None) -> bool:
         """Wait for the end of one; raises `Stopped` if a signal stops this process meanwhile.

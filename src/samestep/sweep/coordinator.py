@@ -352,5 +352,4 @@ class Coordinator:
 
 def _row(sweep: SweepConfig, record: TrialRecord) -> dict[str, Any]:
     """Return what trackers get of a trial that is over."""
-    values = record.objectives or (() if record.value is None else (record.value,))
-    return {"state": record.state, **dict(zip(sweep.metrics, values, strict=False))}
+    return {"state": record.state, **dict(zip(sweep.metrics, record.results, strict=False))}

@@ -18,6 +18,7 @@ import warnings
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from samestep.config.names import argument_mistakes, arguments_of
 from samestep.errors import MissingExtraError, Mistake
 from samestep.sweep.schema import SweepConfig, is_module_class
 from samestep.sweep.space import Domain, decoded, encoded
@@ -69,23 +70,11 @@ def part_mistakes(sweep: SweepConfig) -> list[Mistake]:
             mistakes.append(Mistake(key, f"{name} {why}: use tpe, random or grid"))
             continue
         try:
-            takes = inspect.signature(_class(key, name)).parameters
+            takes = arguments_of(_class(key, name), _OURS)
         except (ImportError, AttributeError, TypeError, ValueError) as error:
             mistakes.append(Mistake(key, f"{name} cannot be used: {error}"))
             continue
-        named = [n for n in takes if n not in _OURS]
-        mistakes += [
-            Mistake(f"{key}_args.{n}", f"{name} does not take it: it takes {', '.join(named)}")
-            for n in given
-            if n not in named
-        ]
-        mistakes += [
-            Mistake(f"{key}_args.{n}", f"{name} cannot do without it: set it")
-            for n, parameter in takes.items()
-            if parameter.default is inspect.Parameter.empty
-            and parameter.kind not in (parameter.VAR_KEYWORD, parameter.VAR_POSITIONAL)
-            and n not in (*given, *_OURS)
-        ]
+        mistakes += argument_mistakes(f"{key}_args", name, takes, given)
     if sweep.pruner == "hyperband" and sweep.folds is not None:
         mistakes.append(Mistake("pruner", "hyperband counts evaluations, which folds repeat: use median"))
     return mistakes + _objective_mistakes(sweep)

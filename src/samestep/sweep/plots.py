@@ -20,7 +20,7 @@ from samestep.sweep.panels import COLORS, described, sweep_panels
 from samestep.sweep.reading import trials_of
 from samestep.sweep.schema import SweepConfig
 from samestep.sweep.selection import seconds_per_sample
-from samestep.sweep.storage import FOLDS, REASON, TrialRecord, best_of, best_words, front
+from samestep.sweep.storage import TrialRecord, best_of, best_words, front, trial_cells
 
 FEWEST = 4
 """Complete trials below which an estimate says nothing."""
@@ -163,15 +163,9 @@ def _facts(sweep: SweepConfig) -> Mapping[str, str]:
 
 
 def _table(sweep: SweepConfig, trials: Sequence[TrialRecord]) -> str:
-    keys = list(sweep.domains)
-    header = ["trial", "state", *sweep.metrics, *keys, "folds" if sweep.folds else ""]
-    rows = []
-    for trial in trials:
-        measured: list[float | None] = list(trial.objectives) or [trial.value]
-        measured += [None] * (len(sweep.metrics) - len(measured))
-        values = [*measured, *(trial.values.get(key) for key in keys)]
-        folds = " ".join(f"{value:.4g}" for value in trial.kept.get(FOLDS, []))
-        reason = str(trial.kept.get(REASON) or "").partition("\n")[0]
-        texts = ["" if v is None else f"{v:.6g}" if isinstance(v, float) else str(v) for v in values]
-        rows.append([str(trial.number), trial.state, *texts, reason or folds])
+    header = ["trial", "state", *sweep.metrics, *sweep.domains, "folds" if sweep.folds else ""]
+    rows = [
+        [str(trial.number), trial.state, *trial_cells(sweep, trial.results, trial.values), trial.remark]
+        for trial in trials
+    ]
     return html_table(header, rows, kind="rows")

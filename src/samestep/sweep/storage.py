@@ -54,6 +54,17 @@ class TrialRecord:
         return tuple(self.frozen.values or ()) if self.state == "complete" else ()
 
     @property
+    def results(self) -> tuple[float, ...]:
+        """Return its values, of one that is not complete at most that by the first objective."""
+        return self.objectives or (() if self.value is None else (self.value,))
+
+    @property
+    def remark(self) -> str:
+        """Return why it ended, in one line; else the values of its folds."""
+        reason = str(self.kept.get(REASON) or "").partition("\n")[0]
+        return reason or " ".join(f"{value:.4g}" for value in self.kept.get(FOLDS, []))
+
+    @property
     def is_over(self) -> bool:
         return self.state != "running"
 
@@ -64,6 +75,13 @@ class TrialRecord:
             "number": self.number, "state": self.state, "value": self.value, **several,
             "params": self.values, "folds": self.kept.get(FOLDS, []), "reason": self.kept.get(REASON),
         }  # fmt: skip
+
+
+def trial_cells(sweep: SweepConfig, results: Sequence[float], values: Mapping[str, Any]) -> list[str]:
+    """Return a trial's result for each objective and the value of each key, as cells of a table."""
+    missing = [None] * (len(sweep.metrics) - len(results))
+    found = [*results, *missing, *(values.get(key) for key in sweep.domains)]
+    return ["" if one is None else f"{one:.6g}" if isinstance(one, float) else str(one) for one in found]
 
 
 class Storage:

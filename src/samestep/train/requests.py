@@ -9,11 +9,10 @@ from __future__ import annotations
 
 import runpy
 import signal
-import socket
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -22,7 +21,6 @@ from samestep.checkpoint.ownership import reraise_os_errors
 from samestep.checkpoint.pruning import IntermediateValue, PruneDecision, read_decision, write_value
 from samestep.config import Config, override_config
 from samestep.distributed.health.activity import EVALUATE
-from samestep.environment.variables import process_environment, wake_path
 from samestep.errors import StepError, TaskError
 from samestep.evaluation.evaluate import Values
 from samestep.run.run import Run
@@ -35,15 +33,6 @@ _PAUSE = 0.01
 _SECONDS_FOR_AN_ANSWER = 600.0
 """The process of a sweep answers at once. A job on another machine cannot see that it is gone, and would
 hold its nodes for nothing."""
-
-
-def _wake_sweep() -> None:
-    """Tell the sweep's process, if it waits on this machine; else it finds the question by itself."""
-    path = wake_path(process_environment())
-    if path is not None:
-        with suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as waker:
-            waker.setblocking(False)
-            waker.sendto(b".", path)
 
 
 class PruningListener(RunListener):
@@ -71,7 +60,6 @@ class PruningListener(RunListener):
         """None if a signal stops the run first: the sweep decides before it resumes the run."""
         with reraise_os_errors(self._folder):
             write_value(self._folder, question)
-        _wake_sweep()
         deadline = time.monotonic() + _SECONDS_FOR_AN_ANSWER
         while not self._run.is_stopping:
             self._run.context.activity.moved()  # it is the sweep that may take long

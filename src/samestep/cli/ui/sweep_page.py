@@ -8,7 +8,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from samestep.cli.show import text_of
 from samestep.cli.ui.overview import Find
 from samestep.cli.ui.run_state import read_state, sparkline_svg
 from samestep.cli.ui.view import Link, View, anchor
@@ -48,7 +47,7 @@ class SweepView(View):
         return {"trials": self._table(loaded, trials, link)}
 
     def _table(self, loaded: LoadedSweep, trials: Sequence[TrialRecord], link: Link) -> str:
-        from samestep.sweep.storage import best_of, best_words
+        from samestep.sweep.storage import best_of, best_words, trial_cells
 
         sweep = loaded.sweep
         best = best_of(sweep, list(trials))
@@ -56,14 +55,12 @@ class SweepView(View):
         columns = ["trial", "state", *sweep.metrics, *sweep.domains, *folds, "runs"]
         rows = []
         for trial in trials:
-            found = [text_of(value) or "" for value in trial.objectives]
-            found += [""] * (len(sweep.metrics) - len(found))
-            drawn = [text_of(trial.values.get(key)) or "" for key in sweep.domains]
+            cells = trial_cells(sweep, trial.objectives, trial.values)
             done = [] if sweep.folds is None else [f"{len(trial.as_json()['folds'])} of {sweep.folds.k}"]
             is_best = best is not None and trial.number == best.number
             number = Cell(f"<b>{trial.number} ★</b>" if is_best else str(trial.number))
             state = marked(trial.state, _STATES.get(trial.state, ""))
-            rows.append([number, state, *found, *drawn, *done, self._curves(trial.number, link)])
+            rows.append([number, state, *cells, *done, self._curves(trial.number, link)])
         words = best_words(sweep, list(trials))
         head = f"<p>{html.escape(words)}</p>" if words else ""
         return head + html_table(columns, rows, kind="rows")
