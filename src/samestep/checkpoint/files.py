@@ -9,25 +9,33 @@ import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, TypeVar
+
+from pydantic import TypeAdapter, ValidationError
 
 from samestep.errors import CheckpointError, OutputError, TextError
 from samestep.parsing.files import is_file, open_regular
 from samestep.parsing.json_text import read_json
 
+T = TypeVar("T")
 
-def read_document(path: Path) -> Any:
+
+def read_typed(path: Path, adapter: TypeAdapter[T], advice: str) -> T | None:
     """Return what a JSON file of a run holds; None if there is no such file.
 
     Raises:
-        CheckpointError: if it is no JSON.
+        CheckpointError: if it is no JSON, or not what a run writes.
     """
     if not is_file(path):
         return None
     try:
-        return read_json(path)
+        return adapter.validate_python(read_json(path))
     except TextError as error:
         raise CheckpointError(f"{path} {error}") from None
+    except ValidationError as error:
+        wrong = error.errors()[0]
+        where = ".".join(map(str, wrong["loc"]))
+        raise CheckpointError(f"{path} is not what a run writes ({where}: {wrong['msg']}): {advice}") from None
 
 
 class Files:

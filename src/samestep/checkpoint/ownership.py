@@ -11,8 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Literal
 
-from samestep.errors import OutputError, RunDirError, TextError
-from samestep.parsing.json_text import read_json
+from samestep.errors import OutputError, RunDirError
 from samestep.parsing.limits import short
 
 Purpose = Literal["run", "verify", "record", "cv", "sweep", "recipe", "demo"]
@@ -35,8 +34,7 @@ def claim(folder: Path, *inside: str, purpose: Purpose = "run") -> Path:
         folder.mkdir(parents=True, exist_ok=True)
         _refuse_other_owner(folder)
         if not _is_marked(folder, purpose):
-            if purpose != "run" or not _is_earlier_run(folder):
-                _refuse_foreign(folder, purpose)
+            _refuse_foreign(folder, purpose)
             # Appending: another process may be writing the same marker.
             with marker_of(folder, purpose).open("a", encoding="utf-8") as file:
                 file.write(_NOTE.format(purpose=purpose))
@@ -129,17 +127,6 @@ def _reason(folder: Path, error: OSError) -> str:
     where = error.filename
     inside = isinstance(where, str) and Path(where) != folder
     return f"{reason} ({where})" if inside else reason
-
-
-def _is_earlier_run(folder: Path) -> bool:
-    """Return whether this is the directory of a run from before there were markers."""
-    try:
-        if not (folder / "run.lock").is_file():
-            return False
-        config = read_json(folder / "config.json")
-    except (OSError, TextError):
-        return False
-    return isinstance(config, dict) and {"same", "resume", "distributed", "launch"} <= config.keys()
 
 
 def _refuse_foreign(folder: Path, purpose: Purpose) -> None:

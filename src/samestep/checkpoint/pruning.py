@@ -9,10 +9,10 @@ from __future__ import annotations
 import json
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
-from samestep.checkpoint.files import read_document, write_whole
-from samestep.errors import CheckpointError
+from pydantic import TypeAdapter
+
+from samestep.checkpoint.files import read_typed, write_whole
 
 _QUESTION, _ANSWER = "asked.json", "answer.json"
 
@@ -34,36 +34,25 @@ class PruneDecision:
     reason: str = ""
 
 
+_VALUE, _DECISION = TypeAdapter(IntermediateValue), TypeAdapter(PruneDecision)
+_ADVICE = "remove it"
+
+
 def read_value(folder: Path) -> IntermediateValue | None:
     """Return what the run of this directory has asked last."""
-    document = _read(folder / _QUESTION)
-    return None if document is None else IntermediateValue(int(document["step"]), float(document["value"]))
+    return read_typed(folder / _QUESTION, _VALUE, _ADVICE)
 
 
 def write_value(folder: Path, question: IntermediateValue) -> None:
     """Ask."""
-    _write(folder / _QUESTION, asdict(question))
-
-
-def write_decision(folder: Path, answer: PruneDecision) -> None:
-    """Decide what the run has asked."""
-    _write(folder / _ANSWER, asdict(answer))
+    write_whole(folder / _QUESTION, json.dumps(asdict(question)))
 
 
 def read_decision(folder: Path) -> PruneDecision | None:
     """Return the last answer that was given."""
-    document = _read(folder / _ANSWER)
-    if document is None:
-        return None
-    return PruneDecision(int(document["step"]), bool(document["stop"]), str(document["reason"]))
+    return read_typed(folder / _ANSWER, _DECISION, _ADVICE)
 
 
-def _write(path: Path, document: dict[str, Any]) -> None:
-    write_whole(path, json.dumps(document))
-
-
-def _read(path: Path) -> dict[str, Any] | None:
-    document = read_document(path)
-    if document is not None and not isinstance(document, dict):
-        raise CheckpointError(f"{path} is not what a run of a sweep writes")
-    return document
+def write_decision(folder: Path, answer: PruneDecision) -> None:
+    """Decide what the run has asked."""
+    write_whole(folder / _ANSWER, json.dumps(asdict(answer)))

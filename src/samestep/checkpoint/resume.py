@@ -122,8 +122,7 @@ def refuse_another_run(config: Config, plan: Mapping[str, Any], point: ResumePoi
         CheckpointError: with each difference, and how to resume nevertheless.
     """
     now = config.model_dump(mode="json")
-    # Runs from before this key normalised each lane.
-    saved = {"batchnorm": "lane", **point.manifest.config}
+    saved = point.manifest.config
     different = [
         difference
         for key in SHAPING_KEYS
@@ -166,8 +165,6 @@ def _same(key: str, now: Any, saved: Any) -> bool:
         return now.rpartition(":")[2] == saved.rpartition(":")[2]
     if key == "fold" and isinstance(now, Mapping) and isinstance(saved, Mapping):
         return now.get("number") == saved.get("number")  # its file is found likewise
-    if key == "refit":
-        return bool(now) == bool(saved)  # which runs of before do not have
     return bool(now == saved)
 
 

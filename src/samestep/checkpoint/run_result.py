@@ -6,12 +6,11 @@ import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from types import NoneType
-from typing import Any, Literal, get_args
+from typing import Any, ClassVar, Literal
 
-from samestep.checkpoint.files import read_document, write_whole
-from samestep.errors import CheckpointError
-from samestep.parsing.files import is_file
+from pydantic import ConfigDict, TypeAdapter
+
+from samestep.checkpoint.files import read_typed, write_whole
 
 RESULT = "result.json"
 
@@ -23,6 +22,7 @@ Status = Literal["running", "finished", "stopped_early", "preempted", "unfinishe
 class RunResult:
     """The outcome of a run; one file in its directory."""
 
+    __pydantic_config__: ClassVar = ConfigDict(extra="forbid")
     status: Status
     reason: str | None = None
     """Why it ended before its last step; None if it did not."""
@@ -56,10 +56,7 @@ def write_result(run: Path, result: RunResult) -> None:
     write_whole(run / RESULT, json.dumps(result.as_json(), indent=1))
 
 
-_KINDS: dict[str, tuple[type, ...]] = {
-    "status": (str,), "reason": (str, NoneType), "steps": (int,), "seconds": (int, float), "world": (int,),
-    "loss": (int, float, NoneType), "metrics": (dict,), "best": (dict, NoneType), "checkpoints": (dict,),
-}  # fmt: skip
+_ADAPTER = TypeAdapter(RunResult)
 
 
 def read_result(run: Path) -> RunResult | None:
@@ -68,13 +65,4 @@ def read_result(run: Path) -> RunResult | None:
     Raises:
         CheckpointError: if the file is not what a run writes.
     """
-    path = run / RESULT
-    document = read_document(path)
-    if document is None and not is_file(path):
-        return None
-    known = isinstance(document, dict) and document.keys() == _KINDS.keys()
-    if not known or not all(isinstance(document[k], kind) for k, kind in _KINDS.items()):
-        raise CheckpointError(f"{path} is not what a run writes: start the run again")
-    if document["status"] not in get_args(Status):
-        raise CheckpointError(f"{path} has a status that is not known: {document['status']!r}")
-    return RunResult(**document)
+    return read_typed(run / RESULT, _ADAPTER, "start the run again")

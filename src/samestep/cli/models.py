@@ -121,7 +121,7 @@ def average(
 
             count = best or last or config.checkpoint.keep_last
             by: By = "best" if best else "last"
-            made = average_run(run, config, place, count, by, overrides or (), trust)
+            made = average_run(run, config, place, count, by)
             if place.is_main:
                 _show(made, as_json)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -24,10 +23,10 @@ from samestep.errors import CheckpointError
 from samestep.evaluation.batchnorm import measure_batchnorm
 from samestep.evaluation.evaluate import Values
 from samestep.lanes.random_streams import INIT
+from samestep.models.trained_model import load_modules
 from samestep.optim.weight_average import RunningMean
-from samestep.run.origin import refuse_untrusted_task
 from samestep.run_setup import RunSetup
-from samestep.train.task import Task, load_task
+from samestep.train.task import load_task
 from samestep.train.task_evaluation import TaskEvaluation
 
 By = Literal["last", "best"]
@@ -52,15 +51,7 @@ class Averaged:
         return float(value) if isinstance(value, (int, float)) else None
 
 
-def average_run(
-    run: Path,
-    config: Config,
-    context: RunContext,
-    count: int,
-    by: By,
-    overrides: Sequence[str] = (),
-    trust: bool = False,
-) -> Averaged:
+def average_run(run: Path, config: Config, context: RunContext, count: int, by: By) -> Averaged:
     """Average a run's last or best checkpoints into one file; every rank calls this.
 
     BatchNorm's statistics are estimated again for the mean, over the training set.
@@ -71,24 +62,34 @@ def average_run(
         context: this process's place in the run.
         count: how many checkpoints to average.
         by: `last` for the newest ones, `best` for those with the best values of best.metric.
-        overrides: the texts that the config was loaded with.
-        trust: whether the task's code may run although it is not known to be this user's.
 
     Raises:
-        NotTrusted: if the run's directory names code that this user has not started the run with.
         CheckpointError: if there are not so many, one is damaged, or the file cannot be written.
     """
-    refuse_untrusted_task(run, config, overrides, trust)
     chosen = context.broadcast(_choose(run, config, count, by) if context.is_main else [])
-    rebuilt = _RebuiltRun(config, context, chosen)
-    mean = RunningMean(rebuilt.model)
+    setup, task, last = RunSetup.create(config, context), load_task(config), chosen[-1].step - 1
+    with context.rank0_first() as first:
+        if first:
+            task.prepare_data()
+    setup.rng.enter(INIT)
+    train_data, valid_data = task.train_data(), task.valid_data()
+    modules = [task.model().to(context.device).train(), *task.extra_modules()]
+    for module in modules[1:]:
+        module.to(context.device)
+    mean = RunningMean(modules[0])
     for found in chosen:
-        rebuilt.load(found)
+        training = read_training(found.folder)
+        load_modules(
+            found.folder, modules, [complete_model_state(read_model(found.folder), training), *training["modules"]]
+        )
         mean.update()
     with mean.swapped():
-        if rebuilt.measure_batchnorm():
+        order = task.order(train_data)
+        if measure_batchnorm(setup, modules, task.forward_pass, train_data, order, task.collate):
             mean.take_statistics()
-        values = rebuilt.evaluate()
+        values: Values = {}
+        if valid_data is not None:
+            values = TaskEvaluation(setup, task, train_data, valid_data, last).measure(modules, Moment(last))
     metric = config.best.metric.removeprefix("ema_").removeprefix("swa_")
     measured = {c.step: c.manifest.value_of(metric) for c in chosen if c.manifest is not None}
     averaged = Averaged(metric, measured, values, run / AVERAGE_FILE)
@@ -120,48 +121,6 @@ def _choose(run: Path, config: Config, count: int, by: By) -> list[FoundCheckpoi
         except CheckpointError as error:
             raise CheckpointError(f"{item.folder}: {error}") from None
     return sorted(found, key=lambda item: item.step)
-
-
-class _RebuiltRun:
-    """The run's model and data, created as the run creates them."""
-
-    def __init__(self, config: Config, context: RunContext, chosen: Sequence[FoundCheckpoint]) -> None:
-        self._setup = RunSetup.create(config, context)
-        self._step = chosen[-1].step - 1
-        self._task: Task = load_task(config)
-        with context.rank0_first() as first:
-            if first:
-                self._task.prepare_data()
-        self._setup.rng.enter(INIT)
-        self._train_data, self._valid_data = self._task.train_data(), self._task.valid_data()
-        self.model = self._task.model().to(context.device).train()
-        self._modules = [self.model, *self._task.extra_modules()]
-        for module in self._modules[1:]:
-            module.to(context.device)
-
-    def load(self, found: FoundCheckpoint) -> None:
-        """Load a checkpoint's weights into the model and the other modules."""
-        training = read_training(found.folder)
-        state = complete_model_state(read_model(found.folder), training)
-        for module, saved in zip(self._modules, [state, *training["modules"]], strict=False):
-            try:
-                module.load_state_dict(saved)
-            except RuntimeError as error:
-                raise CheckpointError(
-                    f"{found.folder} does not fit the task's {type(module).__name__}: {error}"
-                ) from None
-
-    def measure_batchnorm(self) -> bool:
-        """Estimate BatchNorm's statistics; False if the model has none."""
-        task, data = self._task, self._train_data
-        return measure_batchnorm(self._setup, self._modules, task.forward_pass, data, task.order(data), task.collate)
-
-    def evaluate(self) -> Values:
-        """Return the values of the model on the validation set, if there is one."""
-        if self._valid_data is None:
-            return {}
-        evaluation = TaskEvaluation(self._setup, self._task, self._train_data, self._valid_data, self._step)
-        return evaluation.measure(self._modules, Moment(self._step))
 
 
 def _write(averaged: Averaged, model: dict[str, Tensor]) -> None:

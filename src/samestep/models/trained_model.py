@@ -84,19 +84,29 @@ def load_trained(
     training = read_training(folder)
     require(training, "modules")
     saved = [model_state(run, folder, weights, training), *training["modules"]]
-    if len(saved) != 1 + len(extra_modules):
+    load_modules(folder, [model, *extra_modules], saved)
+    for module in (model, *extra_modules):
+        module.to(device).eval()
+    return Trained(config, task, model, extra_modules, manifest, weights)
+
+
+def load_modules(folder: Path, modules: Sequence[nn.Module], states: Sequence[dict[str, Any]]) -> None:
+    """Load a checkpoint's states into a task's model and extra modules.
+
+    Raises:
+        CheckpointError: if they do not fit.
+    """
+    if len(states) != len(modules):
         raise CheckpointError(
-            f"{folder} does not fit the task: it holds {len(saved) - 1} extra modules, and "
-            f"extra_modules() returns {len(extra_modules)}"
+            f"{folder} does not fit the task: it holds {len(states) - 1} extra modules, and "
+            f"extra_modules() returns {len(modules) - 1}"
         )
-    for module, state in zip((model, *extra_modules), saved, strict=True):
+    for module, state in zip(modules, states, strict=True):
         try:
             module.load_state_dict(state)
         except RuntimeError as error:
-            what = "model" if module is model else type(module).__name__
+            what = "model" if module is modules[0] else type(module).__name__
             raise CheckpointError(f"{folder} does not fit the task's {what}: {error}") from error
-        module.to(device).eval()
-    return Trained(config, task, model, extra_modules, manifest, weights)
 
 
 @dataclass(frozen=True)

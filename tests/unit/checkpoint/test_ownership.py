@@ -64,21 +64,6 @@ def test_an_empty_directory_is_taken(tmp_path: Path) -> None:
     assert marker_of(tmp_path).is_file()
 
 
-def test_a_run_from_before_there_were_markers_is_ours(tmp_path: Path) -> None:
-    (tmp_path / "run.lock").write_text("process 7 on host since then\n")
-    (tmp_path / "config.json").write_text(load_config(GOOD).model_dump_json())
-    claim(tmp_path)
-    assert marker_of(tmp_path).is_file(), "its files may be set aside, and it stays ours"
-
-
-@pytest.mark.parametrize("config", ["", "[]", '{"name": "mine"}', "[" * 100_000])
-def test_a_lock_alone_makes_no_run(tmp_path: Path, config: str) -> None:
-    (tmp_path / "run.lock").write_text("")
-    (tmp_path / "config.json").write_text(config)
-    with pytest.raises(RunDirError):
-        claim(tmp_path)
-
-
 def test_a_directory_for_something_else_is_not_a_runs(tmp_path: Path) -> None:
     claim(tmp_path, purpose="verify")
     with pytest.raises(RunDirError, match="is not a run's directory"):

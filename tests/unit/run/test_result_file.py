@@ -156,7 +156,7 @@ def test_a_file_that_cannot_be_written_does_not_hide_the_runs_own_error(
     ("change", "message"),
     [
         ({"steps": "six"}, "is not what a run writes"),
-        ({"status": "great"}, "status that is not known"),
+        ({"status": "great"}, "status: Input should be 'running'"),
         ({"more": 1}, "is not what a run writes"),
     ],
 )
