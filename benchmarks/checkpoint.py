@@ -37,7 +37,7 @@ from samestep.report.format import format_bytes, format_seconds
 from samestep.run.run import Run
 from samestep.run.saver import Saver
 from samestep.step.step import Step
-from samestep.tracking.progress import TurnProgress
+from samestep.tracking.progress import CountedProgress
 
 GOALS = {"cpu": 0.2, "cuda": 0.1}
 CONTROL = "torch.save"
@@ -58,13 +58,13 @@ def measure_checkpoint(config: Config, context: RunContext, folder: Path, rounds
         next(steps)  # optimizers keep nothing before it
         contest = SaveContest(run, steps, folder / f"world-{context.world}")
         turns = contest.turns()
-        with TurnProgress(rounds * len(turns), context.log, context.is_main) as progress:
+        with CountedProgress("turn", rounds * len(turns), context.log, context.is_main) as progress:
             for number in range(rounds + 1):
                 for name, turn in turns.items():
                     progress.begin(name)
                     contest.take(turn, counts=number > 0)  # the first allocates and warms up
                     if number:
-                        progress.end()
+                        progress.add()
         rows = contest.rows()
         context.barrier()
     facts = machine_facts(str(context.device), context.hosts) | training_facts(config)

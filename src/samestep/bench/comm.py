@@ -19,7 +19,7 @@ from samestep.distributed.timed_calls import OPERATIONS, Call, Operation, second
 from samestep.errors import PlanError
 from samestep.reduce.exchange import create_exchange
 from samestep.report.format import format_bytes
-from samestep.tracking.progress import TurnProgress
+from samestep.tracking.progress import CountedProgress
 
 KIND = "comm"
 _SECONDS_OF_A_TURN = 0.05
@@ -59,13 +59,13 @@ def measure_comm(
         raise PlanError("there is one rank only, and nobody to send to: give --worlds 2,4, or start several ranks")
     rows: list[dict[str, Any]] = []
     trying = list(operations)
-    with TurnProgress(len(sizes), context.log, context.is_main) as progress:
+    with CountedProgress("turn", len(sizes), context.log, context.is_main) as progress:
         for size in sizes:
             progress.begin(format_bytes(size))
             taken = _take_turns(collectives, trying, size, rounds)
             rows += [_row(collectives, name, size, seconds) for name, seconds in taken.items()]
             trying = [name for name in trying if min(taken[name]) <= longest]
-            progress.end()
+            progress.add()
     hosts = collectives.gather(socket.gethostname())
     facts = machine_facts(str(context.device), hosts)
     return Document(KIND, facts, rows)

@@ -22,7 +22,7 @@ from samestep.config import Config
 from samestep.distributed.context import RunContext
 from samestep.errors import PlanError
 from samestep.run.run import Run
-from samestep.tracking.progress import TurnProgress
+from samestep.tracking.progress import CountedProgress
 from samestep.words import counted
 
 _SMALL_OBJECT = 64
@@ -81,15 +81,15 @@ def measure_memory(config: Config, context: RunContext, lanes_per_rank: Sequence
     lanes = possible_lanes(config, context.world, lanes_per_rank)
     rows: list[dict[str, Any]] = []
     turns = len(lanes) + bool(leak_steps)
-    with trials(config, context) as opened, TurnProgress(turns, context.log, context.is_main) as progress:
+    with trials(config, context) as opened, CountedProgress("turn", turns, context.log, context.is_main) as progress:
         for count in lanes:
             progress.begin(f"{counted(count, 'lane')} a rank")
             rows += _part_rows(opened, count)
-            progress.end()
+            progress.add()
         if leak_steps:
             progress.begin(f"{leak_steps} steps, for leaks")
             rows += _leak_rows(opened, lanes[0], leak_steps)
-            progress.end()
+            progress.add()
     facts = machine_facts(str(context.device), context.hosts) | training_facts(config)
     return Document(KIND, facts, rows)
 

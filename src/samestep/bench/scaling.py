@@ -32,7 +32,7 @@ from samestep.environment.variables import process_environment
 from samestep.optim.kernels import put_back, torch_settings
 from samestep.report.run_facts import config_fact
 from samestep.run.run import Run
-from samestep.tracking.progress import TurnProgress
+from samestep.tracking.progress import CountedProgress
 from samestep.tracking.step_times import peak_memory
 from samestep.train.quiet_run import reading_once
 from samestep.train.task import Task, load_task
@@ -83,7 +83,7 @@ def measure_scaling(request: ScalingRequest, config: Config, context: RunContext
     turns = len(MODES[request.mode]) * (request.turns + 1) * (len(request.running) + 1)
     with (
         stopping_at_once("the measurement", context.log.main) as check_stop,
-        TurnProgress(turns, context.log, context.is_main) as progress,
+        CountedProgress("turn", turns, context.log, context.is_main) as progress,
     ):
         for mode in MODES[request.mode]:
             part = batches.part(mode, context.world)
@@ -112,7 +112,7 @@ class _Measuring:
         self._samestep: dict[str, Any] = {}
         """What is known of samestep's own steps only."""
 
-    def measure(self, task: Task, progress: TurnProgress, check_stop: Callable[[], None]) -> list[dict[str, Any]]:
+    def measure(self, task: Task, progress: CountedProgress, check_stop: Callable[[], None]) -> list[dict[str, Any]]:
         """Rows, one for each variant."""
         with ExitStack() as stack:
             refuse_small_data(task, self._part.global_batch)
@@ -120,7 +120,7 @@ class _Measuring:
                 progress.begin(name)
                 folder = self._folder / name
                 self._open(name, LoopContext(task, self._config, self._context, self._hardware, folder, stack))
-                progress.end()
+                progress.add()
                 check_stop()
             # Otherwise a collection of everything the libraries allocated falls into someone's turn.
             gc.collect()
@@ -180,7 +180,7 @@ class _Measuring:
             "shares_cores": context.device.type == "cpu" and share_cores([one for one, _ in ranks]),
         }
 
-    def _take_turns(self, progress: TurnProgress, check_stop: Callable[[], None]) -> dict[str, list[float]]:
+    def _take_turns(self, progress: CountedProgress, check_stop: Callable[[], None]) -> dict[str, list[float]]:
         """Seconds of a step in each round; who is first rotates."""
         names = list(self._turns)
         once = self._seconds(names[0], _FEWEST)
@@ -191,7 +191,7 @@ class _Measuring:
             for name in (*names[first:], *names[:first]):
                 progress.begin(name)
                 taken[name].append(self._seconds(name, steps))
-                progress.end()
+                progress.add()
             check_stop()
         return taken
 

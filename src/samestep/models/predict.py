@@ -26,7 +26,7 @@ from samestep.errors import TaskError
 from samestep.evaluation.eval_mode import BufferSnapshot, refuse_changed
 from samestep.models.tables import INDEX, Column, Table, format_of, new_table
 from samestep.models.trained_model import Opened, dataset_of, open_trained, refuse_without_embeddings
-from samestep.tracking.progress import SampleProgress
+from samestep.tracking.progress import CountedProgress
 
 _ONLY = "output"
 
@@ -117,7 +117,7 @@ def _write_all(opened: Opened, source: SequentialSource, request: Request, table
             outputs = trained.task.predict(trained.model, batch)
         return {INDEX: ids, **columns_of(outputs, batch)}
 
-    progress = SampleProgress(source.plan.samples, context.log, context.is_main)
+    progress = CountedProgress("sample", source.plan.samples, context.log, context.is_main)
     buffers = BufferSnapshot([trained.model, *trained.extra_modules])
     with progress, context.activity.during(COMPUTE):
         for columns in opened.outputs(source, predict):

@@ -45,10 +45,6 @@ class Tracker(ABC):
         class Printed(samestep.Tracker):
             def write(self, row):
                 print(row)
-
-            def flush(self): ...
-
-            def close(self): ...
     """
 
     def start(self, run: TrackedRun) -> None:  # noqa: B027 (nothing to do for many)
@@ -65,12 +61,11 @@ class Tracker(ABC):
             name: Its path inside the run's directory.
         """
 
-    @abstractmethod
-    def flush(self) -> None:
+    def flush(self) -> None:  # noqa: B027 (nothing to do for many)
         """Make what was written readable to others."""
 
-    @abstractmethod
-    def close(self) -> None: ...
+    def close(self) -> None:  # noqa: B027 (nothing to do for many)
+        """No row follows."""
 
 
 def figures_in(row: Mapping[str, Any]) -> dict[str, Any]:

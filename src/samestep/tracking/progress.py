@@ -132,38 +132,19 @@ class TrainingProgress(_Shown, RunListener):
         self._spread = differs if spread >= _WORTH_SHOWING else ""
 
 
-class SampleProgress(_Shown):
-    """Samples that are through, and how many a second."""
+class CountedProgress(_Shown):
+    """Samples, turns of a comparison, or whatever else is counted."""
 
-    def __init__(self, total: int, log: RankLog, shown: bool) -> None:
-        super().__init__("sample", total, log, shown)
-        self._began, self._done = time.monotonic(), 0
+    def __init__(self, unit: str, total: int, log: RankLog, shown: bool) -> None:
+        super().__init__(unit, total, log, shown)
+        self._done, self._text = 0, ""
 
-    def add(self, samples: int) -> None:
-        """Show that so many more are through."""
-        self._done += samples
-        if self._shown:
-            rate = self._done / max(time.monotonic() - self._began, 1e-9)
-            self._show(self._done, f"{rate:,.0f} samples/s")
+    def begin(self, text: str) -> None:
+        """Show what comes next."""
+        self._text = text
+        self._show(self._done, text)
 
-
-class TurnProgress(_Shown):
-    """Turns of a comparison, and whose it is."""
-
-    def __init__(self, total: int, log: RankLog, shown: bool) -> None:
-        super().__init__("turn", total, log, shown)
-        self._done, self._whose = 0, ""
-
-    def begin(self, whose: str) -> None:
-        """Show whose turn begins."""
-        self._whose = whose
-        self._tell()
-
-    def end(self) -> None:
-        """Show that this turn is over."""
-        self._done += 1
-        self._tell()
-
-    def _tell(self) -> None:
-        if self._shown:
-            self._show(self._done, self._whose)
+    def add(self, count: int = 1) -> None:
+        """Show that so many more are over."""
+        self._done += count
+        self._show(self._done, self._text)

@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import re
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from types import NoneType
 from typing import Any
@@ -35,28 +36,26 @@ class JsonLines(Tracker):
         texts = without_figures(row)
         if texts.keys() == {"step"} != row.keys():
             return
-        try:
+        with self._named_errors():
             self._file.write(json.dumps(texts) + "\n")
-        except OSError as error:
-            raise self._named(error) from error
 
     def flush(self) -> None:
-        try:
+        with self._named_errors():
             self._file.flush()
-        except OSError as error:
-            raise self._named(error) from error
 
     def close(self) -> None:
-        try:
+        with self._named_errors():
             self._file.close()
-        except OSError as error:
-            raise self._named(error) from error
 
-    def _named(self, error: OSError) -> RunDirError:
-        return RunDirError(
-            f"{self._path} could not be written: {error.strerror or error}. Free space or fix "
-            "the disk, and start the run again to resume from its newest checkpoint"
-        )
+    @contextmanager
+    def _named_errors(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            raise RunDirError(
+                f"{self._path} could not be written: {error.strerror or error}. Free space or fix "
+                "the disk, and start the run again to resume from its newest checkpoint"
+            ) from error
 
 
 class FigureFiles(Tracker):
@@ -74,12 +73,6 @@ class FigureFiles(Tracker):
                 figure.savefig(path)
             except OSError as error:
                 raise RunDirError(f"{path} could not be written: {error}") from error
-
-    def flush(self) -> None:
-        """A figure is written at once."""
-
-    def close(self) -> None:
-        """No file stays open."""
 
 
 class RecentRows(Tracker):
@@ -107,9 +100,6 @@ class RecentRows(Tracker):
 
     def kept(self) -> list[dict[str, Any]]:
         return [*self._flushed_before, *self._flushed, *self._unflushed]
-
-    def close(self) -> None:
-        """Nothing is open."""
 
 
 class Trackers(Tracker):

@@ -59,9 +59,6 @@ class WandbRun(Tracker):
     def log_file(self, path: Path, name: str) -> None:
         self._files[name] = path
 
-    def flush(self) -> None:
-        """W&B sends what it has by itself."""
-
     def close(self) -> None:
         if self._files:
             artifact = self._wandb.Artifact(f"{self._run.id}-files", type="run")

@@ -35,7 +35,7 @@ class Own(samestep.Tracker):
         self.path.write_text(json.dumps(self.rows))
 
 class Half(samestep.Tracker):
-    def write(self, row): ...
+    def flush(self): ...
 
 class Other: ...
 """
@@ -86,7 +86,7 @@ def test_a_class_of_the_user_gets_params_rows_files_and_its_id(tmp_path: Path) -
     [
         ("own_tracker_file.py:Nothing", "has no class Nothing"),
         ("own_tracker_file.py:Other", "is not a subclass of samestep.Tracker"),
-        ("own_tracker_file.py:Half", "must define close, flush"),
+        ("own_tracker_file.py:Half", "must define write"),
         ("missing.py:Own", "there is no file"),
         ("no.such.module:Own", "there is no module no.such.module: install it"),
         ("json:JSONDecoder", "is not a subclass of samestep.Tracker"),

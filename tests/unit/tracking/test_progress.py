@@ -13,7 +13,7 @@ from rich.progress import Progress
 from samestep.distributed.logging import RankLog
 from samestep.step.step import Step
 from samestep.step.step_log import StepRecord
-from samestep.tracking.progress import SampleProgress, TrainingProgress, TurnProgress
+from samestep.tracking.progress import CountedProgress, TrainingProgress
 from tests.unit.clock import Clock
 
 
@@ -89,28 +89,28 @@ def test_ranks_are_named_where_they_differ(wall: Clock, capsys: pytest.CaptureFi
 
 def test_other_ranks_show_nothing(wall: Clock, capsys: pytest.CaptureFixture[str]) -> None:
     follow(TrainingProgress(100, 64, RankLog(1, 2), shown=False), wall)
-    with SampleProgress(100, RankLog(1, 2), shown=False) as progress:
+    with CountedProgress("sample", 100, RankLog(1, 2), shown=False) as progress:
         wall.now += 100
         progress.add(5)
     assert capsys.readouterr().err == ""
 
 
-def test_samples_are_counted_with_their_rate(wall: Clock, capsys: pytest.CaptureFixture[str]) -> None:
-    with SampleProgress(500, RankLog(0, 1), shown=True) as progress:
+def test_samples_are_counted(wall: Clock, capsys: pytest.CaptureFixture[str]) -> None:
+    with CountedProgress("sample", 500, RankLog(0, 1), shown=True) as progress:
         for _ in range(3):
             wall.now += 8
             progress.add(40)
-    assert capsys.readouterr().err == "sample 80/500  5 samples/s  84 s left\n"
+    assert capsys.readouterr().err == "sample 80/500    84 s left\n"
 
 
 def test_turns_are_shown_with_whose_they_are(wall: Clock, capsys: pytest.CaptureFixture[str]) -> None:
     for shown in (True, False):
-        with TurnProgress(2, RankLog(0, 1), shown) as progress:
+        with CountedProgress("turn", 2, RankLog(0, 1), shown) as progress:
             progress.begin("1 lane")
             wall.now += 11
-            progress.end()
+            progress.add()
             progress.begin("2 lanes")
-            progress.end()
+            progress.add()
     assert capsys.readouterr().err == "turn 1/2  1 lane  11 s left\n"
 
 

@@ -35,7 +35,7 @@ from samestep.errors import OutOfMemory, PlanError, PrecisionError
 from samestep.run.run import Run
 from samestep.step.run_objects import lonely_samples
 from samestep.step.step import Step
-from samestep.tracking.progress import TurnProgress
+from samestep.tracking.progress import CountedProgress
 from samestep.tracking.step_times import peak_memory
 from samestep.train.loop import Training
 from samestep.train.quiet_run import quiet_context, reading_once, refuse_small_data
@@ -67,7 +67,7 @@ def time_variants(
     with (
         stopping_at_once("the measurement", context.log.main) as check_stop,
         TemporaryDirectory(prefix="samestep-tune-", ignore_cleanup_errors=True) as folder,
-        TurnProgress(rounds * len(configs), context.log, context.is_main) as progress,
+        CountedProgress("turn", rounds * len(configs), context.log, context.is_main) as progress,
     ):
         turns = _Turns(config, context, Path(folder), steps, check_stop)
         for number in range(rounds):
@@ -75,7 +75,7 @@ def time_variants(
             for variant in [*configs][first:] + [*configs][:first]:
                 progress.begin(variant.label)
                 turns.take(variant, configs[variant])
-                progress.end()
+                progress.add()
     failed |= turns.failed
     rows = [
         {"variant": one.label, "world": context.world, "failed": failed[one]}
