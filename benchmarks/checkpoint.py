@@ -18,17 +18,19 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.utils.data import TensorDataset
 
-from samestep.bench.builtin import builtin_config
 from samestep.bench.document import Document, machine_facts
 from samestep.bench.short_runs import backend_of, training_facts, trials
 from samestep.bench.statistics import spread_of
 from samestep.checkpoint.listing import newest_valid
 from samestep.checkpoint.resume import ResumePoint
 from samestep.cli.app import print_rows
-from samestep.config import Config, override_config
+from samestep.config import Config, load_config
 from samestep.config.schema import CheckpointConfig
-from samestep.data.batch import Position
+from samestep.data.batch import LaneBatch, Position
 from samestep.distributed.context import RunContext, create_run_context
 from samestep.distributed.hardware import detect_hardware
 from samestep.distributed.timed_calls import synchronize
@@ -38,6 +40,29 @@ from samestep.run.run import Run
 from samestep.run.saver import Saver
 from samestep.step.step import Step
 from samestep.tracking.progress import CountedProgress
+from samestep.train.task import Task
+
+
+class Perceptron(Task):
+    """A perceptron whose weights and AdamW's moments are what is saved."""
+
+    def __init__(self, width: int) -> None:
+        self._width = width
+
+    def model(self) -> nn.Module:
+        width = self._width
+        return nn.Sequential(
+            nn.Linear(width, 4 * width), nn.BatchNorm1d(4 * width), nn.ReLU(), nn.Linear(4 * width, width), nn.ReLU(),
+            nn.Linear(width, 10),
+        )  # fmt: skip
+
+    def train_data(self) -> TensorDataset:
+        drawn = torch.Generator().manual_seed(0)
+        return TensorDataset(torch.randn(1024, self._width, generator=drawn), torch.arange(1024) % 10)
+
+    def loss(self, model: nn.Module, batch: LaneBatch) -> tuple[Tensor, int]:
+        return F.cross_entropy(model(batch.x), batch.y, reduction="sum"), len(batch)
+
 
 GOALS = {"cpu": 0.2, "cuda": 0.1}
 CONTROL = "torch.save"
@@ -210,7 +235,12 @@ def main() -> None:
     parser.add_argument("--json", type=Path)
     arguments = parser.parse_args()
     width = max(1, round(math.sqrt(arguments.megabytes * 1e6 / (3 * 4 * 8))))  # of float32 weights and AdamW's moments
-    config = override_config(builtin_config(width=width), [f"distributed.device={arguments.device}"])
+    document = {
+        "name": "perceptron", "task": f"{__file__}:Perceptron", "params": {"width": width}, "global_batch": 128,
+        "lanes": 1, "steps": 1, "optimizer": {"name": "adamw", "lr": 0.001},
+        "distributed": {"device": arguments.device},
+    }  # fmt: skip
+    config = load_config(document)
     with (
         tempfile.TemporaryDirectory(dir=arguments.directory) as folder,
         create_run_context(config, detect_hardware()) as context,

@@ -6,13 +6,14 @@ from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
+from itertools import count
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
-from torch.utils.data import DataLoader, DistributedSampler, IterableDataset, Sampler
+from torch.utils.data import DataLoader, DistributedSampler, IterableDataset
 
 from samestep.config import Config
 from samestep.config.measuring_run import endless_run
@@ -20,15 +21,14 @@ from samestep.data.batch import LaneBatch
 from samestep.data.device import DeviceCopies
 from samestep.distributed.context import RunContext
 from samestep.environment.hardware import Hardware
-from samestep.errors import TaskError
 from samestep.optim.optimizers import build_optimizers
-from samestep.optim.precision import Precision, choose_precision
+from samestep.optim.precision import choose_precision
 from samestep.reduce.ddp import wrap
 from samestep.run.run import Run
 from samestep.step.compilation import compile_model
 from samestep.step.loss_terms import LossValue
 from samestep.train.loop import Training
-from samestep.train.quiet_run import quiet_context
+from samestep.train.quiet_run import quiet_context, refuse_small_data
 from samestep.train.task import Task
 
 Advance = Callable[[int], None]
@@ -64,51 +64,6 @@ class LoopContext:
     stack: ExitStack
     """Closes what they open."""
 
-    @property
-    def precision(self) -> Precision:
-        return choose_precision(self.config.precision, self.context.device)
-
-    @property
-    def rank_batch(self) -> int:
-        """Samples of a rank in a step."""
-        return self.config.batch_plan(self.context.world).global_batch // self.context.world
-
-    def loader(self, shards: bool) -> DataLoader[Any]:
-        """Return the training data as people read it without samestep.
-
-        Args:
-            shards: Whether each rank reads its own part; else a library does that.
-        """
-        data, section = self.task.train_data(), self.config.loader
-        sampler: Sampler[Any] | None = None
-        if shards and self.context.world > 1:
-            sampler = DistributedSampler(data, self.context.world, self.context.rank, drop_last=True)
-        return DataLoader(
-            data,
-            batch_size=self.rank_batch,
-            sampler=sampler,
-            shuffle=sampler is None,
-            collate_fn=self.task.collate,
-            num_workers=section.workers,
-            prefetch_factor=section.prefetch if section.workers else None,
-            persistent_workers=section.workers > 0,
-            pin_memory=self.context.device.type == "cuda",
-            drop_last=True,
-        )
-
-    def optimizers(self, model: nn.Module) -> list[Optimizer]:
-        """Those of the config, or of the task."""
-        section = self.config.optimizer
-        if section is not None:
-            return build_optimizers(section, [model], self.context.device)
-        found = self.task.optimizers(model)
-        return [found] if isinstance(found, Optimizer) else list(found)
-
-    def mean_loss(self, model: nn.Module, data: Any) -> Tensor:
-        """Return the loss of a rank's batch, as other loops divide it."""
-        batch = LaneBatch(0, data, ())
-        return mean_of(self.task.loss(model, batch), self.config)
-
 
 def mean_of(value: LossValue, config: Config) -> Tensor:
     """Return what a task's loss returned, as one mean."""
@@ -139,6 +94,7 @@ def open_samestep(loop: LoopContext) -> tuple[Advance, Run]:
     config = endless_run(loop.config, str(loop.folder), drop_last=True)
     context, _ = loop.stack.enter_context(quiet_context(config, loop.hardware))
     run = loop.stack.enter_context(Run(config, context))
+    refuse_small_data(run, loop.task)
     return in_turns(Training(run, loop.task).steps(), loop.stack), run
 
 
@@ -149,41 +105,59 @@ def open_ddp(loop: LoopContext) -> Advance:
     model = loop.task.model().to(device)
     if loop.config.speed.compile == "blocks":
         compile_model(model, loop.config)
-    optimizers = loop.optimizers(model)
+    section = loop.config.optimizer
+    made = loop.task.optimizers(model) if section is None else build_optimizers(section, [model], device)
+    optimizers = [made] if isinstance(made, Optimizer) else list(made)
+    clip = clipper(loop.config, model)
     wrapped: nn.Module = model
     if loop.context.world > 1:
         wrapped = wrap(model, loop.config.distributed, device)
     if loop.config.speed.compile is True:
         wrapped.compile()
-    return in_turns(_ddp_steps(loop, wrapped.train(), optimizers), loop.stack)
+    return in_turns(_ddp_steps(loop, wrapped.train(), optimizers, clip), loop.stack)
 
 
-def _ddp_steps(loop: LoopContext, model: nn.Module, optimizers: Sequence[Optimizer]) -> Generator[None, None, None]:
-    copies, precision = DeviceCopies(loop.context.device), loop.precision
-    clip = clipper(loop.config, model)
-    loader, losses = loop.loader(shards=True), 0.0
-    for step, data in enumerate(epochs(loader), start=1):
+def _ddp_steps(
+    loop: LoopContext, model: nn.Module, optimizers: Sequence[Optimizer], clip: Callable[[], object]
+) -> Generator[None, None, None]:
+    config, context = loop.config, loop.context
+    copies, precision = DeviceCopies(context.device), choose_precision(config.precision, context.device)
+    losses = 0.0
+    for step, data in enumerate(_endless(_loader(loop)), start=1):
         for optimizer in optimizers:
             optimizer.zero_grad(set_to_none=True)
         with precision.forward():
-            loss = loop.mean_loss(model, copies.to_device(data))
+            loss = mean_of(loop.task.loss(model, LaneBatch(0, copies.to_device(data), ())), config)
         loss.backward()
         clip()
         for optimizer in optimizers:
             optimizer.step()
-        if step % loop.config.log_every == 0:
+        if step % config.log_every == 0:
             losses += loss.item()
         yield
 
 
-def epochs(loader: DataLoader[Any]) -> Iterator[Any]:
-    """Batches without an end."""
-    epoch = 0
-    while True:
-        if isinstance(loader.sampler, DistributedSampler):
-            loader.sampler.set_epoch(epoch)
+def _loader(loop: LoopContext) -> DataLoader[Any]:
+    """Return the training data as people read it without samestep."""
+    data, section, world = loop.task.train_data(), loop.config.loader, loop.context.world
+    return DataLoader(
+        data,
+        batch_size=loop.config.batch_plan(world).global_batch // world,
+        sampler=DistributedSampler(data, world, loop.context.rank, drop_last=True),
+        collate_fn=loop.task.collate,
+        num_workers=section.workers,
+        prefetch_factor=section.prefetch if section.workers else None,
+        persistent_workers=section.workers > 0,
+        pin_memory=loop.context.device.type == "cuda",
+        drop_last=True,
+    )
+
+
+def _endless(loader: DataLoader[Any]) -> Iterator[Any]:
+    for epoch in count():
+        assert isinstance(loader.sampler, DistributedSampler)
+        loader.sampler.set_epoch(epoch)
         yield from loader
-        epoch += 1
 
 
 def clipper(config: Config, model: nn.Module) -> Callable[[], object]:
@@ -197,13 +171,3 @@ def clipper(config: Config, model: nn.Module) -> Callable[[], object]:
     if section.value is not None:
         return partial(nn.utils.clip_grad_value_, params, section.value)
     raise Unsupported("torch has no function that clips as the config does")
-
-
-def refuse_small_data(task: Task, global_batch: int) -> None:
-    """Refuse data of which a step's batch cannot be drawn."""
-    data = task.train_data()
-    if hasattr(data, "__len__") and len(data) < global_batch:
-        raise TaskError(
-            f"the training data has {len(data)} samples, and a step of this world takes {global_batch}: "
-            "use more data, a smaller global_batch, or --mode strong"
-        )

@@ -15,9 +15,9 @@ from typing import Any
 
 import torch
 
-from samestep.bench.baselines import Advance, LoopContext, Unsupported, open_ddp, open_samestep, refuse_small_data
+from samestep.bench.baselines import Advance, LoopContext, Unsupported, open_ddp, open_samestep
 from samestep.bench.document import Document, machine_facts
-from samestep.bench.scaling_plan import DDP, KIND, MODES, SAMESTEP, Part, ScalingRequest
+from samestep.bench.scaling_plan import DDP, KIND, MODES, SAMESTEP, ScalingRequest
 from samestep.bench.scaling_report import Cores, RankStep, phases_of, share_cores, slow_ranks
 from samestep.bench.statistics import ratio_of, spread_of
 from samestep.bench.workloads import WorkloadTask, workload_of
@@ -29,6 +29,7 @@ from samestep.distributed.signals import stopping_at_once
 from samestep.distributed.timed_calls import synchronize
 from samestep.environment.hardware import allowed_cpus, owned_cpus
 from samestep.environment.variables import process_environment
+from samestep.lanes.plan import BatchPlan
 from samestep.optim.kernels import put_back, torch_settings
 from samestep.report.run_facts import config_fact
 from samestep.run.run import Run
@@ -79,17 +80,17 @@ def measure_scaling(request: ScalingRequest, config: Config, context: RunContext
         workload = workload_of(request.workload, request.size)
         facts, lane_batch = {"config": "built-in", "task": f"{request.workload}-{request.size}"}, workload.batch
     named = config.name if workload is None else facts["task"]
-    batches, rows = request.batches(config, lane_batch), []
+    rows = []
     turns = len(MODES[request.mode]) * (request.turns + 1) * (len(request.running) + 1)
     with (
         stopping_at_once("the measurement", context.log.main) as check_stop,
         CountedProgress("turn", turns, context.log, context.is_main) as progress,
     ):
         for mode in MODES[request.mode]:
-            part = batches.part(mode, context.world)
-            task = loaded if workload is None else reading_once(WorkloadTask(workload, part.global_batch))
+            plan = request.plan(config, lane_batch, mode, context.world)
+            task = loaded if workload is None else reading_once(WorkloadTask(workload, plan.global_batch))
             with TemporaryDirectory(prefix="samestep-scaling-", ignore_cleanup_errors=True) as folder:
-                found = _Measuring(config, context, request, named, part, Path(folder))
+                found = _Measuring(config, context, request, named, mode, plan, Path(folder))
                 rows += found.measure(task, progress, check_stop)
             gc.collect()
     machine = machine_facts(str(context.device), context.gather(socket.gethostname()))
@@ -100,12 +101,19 @@ class _Measuring:
     """One mode on this rank and the others."""
 
     def __init__(
-        self, config: Config, context: RunContext, request: ScalingRequest, workload: str, part: Part, folder: Path
+        self,
+        config: Config,
+        context: RunContext,
+        request: ScalingRequest,
+        workload: str,
+        mode: str,
+        plan: BatchPlan,
+        folder: Path,
     ) -> None:
-        changes = {"global_batch": part.global_batch, "lanes": part.lanes, "batch_per_rank": None}
+        changes = {"global_batch": plan.global_batch, "lanes": plan.lane_count, "batch_per_rank": None}
         self._config = config.model_copy(update=changes)
-        self._context, self._request, self._part, self._folder = context, request, part, folder
-        self._workload = workload
+        self._context, self._request, self._folder = context, request, folder
+        self._workload, self._mode, self._plan = workload, mode, plan
         self._hardware = detect_hardware()
         self._turns: dict[str, Advance] = {}
         self._left_out: dict[str, str] = {}
@@ -115,7 +123,6 @@ class _Measuring:
     def measure(self, task: Task, progress: CountedProgress, check_stop: Callable[[], None]) -> list[dict[str, Any]]:
         """Rows, one for each variant."""
         with ExitStack() as stack:
-            refuse_small_data(task, self._part.global_batch)
             for name in (*self._request.running, self._control):
                 progress.begin(name)
                 folder = self._folder / name
@@ -206,16 +213,16 @@ class _Measuring:
         return max(self._context.gather((time.perf_counter() - began) / steps))
 
     def _rows(self, taken: Mapping[str, Sequence[float]]) -> list[dict[str, Any]]:
-        part, control = self._part, self._control
+        plan, control = self._plan, self._control
         twice = control.removesuffix(" again")
         noise = asdict(ratio_of(taken[twice], taken[control])) if control in taken else None
         shared = {
-            "mode": part.mode,
+            "mode": self._mode,
             "workload": self._workload,
-            "world": part.world,
+            "world": self._context.world,
             "backend": getattr(self._context.collectives, "backend", "none"),
-            "lanes": part.lanes,
-            "global_batch": part.global_batch,
+            "lanes": plan.lane_count,
+            "global_batch": plan.global_batch,
             "precision": self._samestep["precision"],
             "shares_cores": self._samestep["shares_cores"],
             "control": noise,
@@ -231,7 +238,7 @@ class _Measuring:
                 "variant": name,
                 "seconds": list(taken[name]),
                 **asdict(spread),
-                "samples_per_second": part.global_batch / spread.median,
+                "samples_per_second": plan.global_batch / spread.median,
                 "ratio_to_ddp": asdict(ratio_of(taken[DDP], taken[name])) if DDP in taken else None,
                 "phases": self._samestep["phases"] if ours else None,
                 "ranks": self._samestep["ranks"] if ours else [],

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 
-from samestep.config import Config
+from samestep.config import Config, load_config
 from samestep.errors import PlanError
 from samestep.lanes.plan import BatchPlan
 
@@ -19,54 +20,21 @@ _STRONG_LANES = 8
 """Lanes of a built-in workload, unless there are more ranks."""
 
 
-@dataclass(frozen=True)
-class Part:
-    """A global batch, and the lanes that it is cut into."""
-
-    mode: str
-    world: int
-    global_batch: int
-    lanes: int
+_BUILT_IN = f"{Path(__file__).resolve().with_name('workloads.py')}:NamedWorkload"
 
 
-@dataclass(frozen=True)
-class Batches:
-    """The batch of one rank in weak scaling, and of all ranks in strong scaling."""
-
-    weak: BatchPlan
-    strong: BatchPlan
-
-    def part(self, mode: str, world: int) -> Part:
-        """Return what a number of ranks trains on.
-
-        Raises:
-            PlanError: if there are fewer lanes than ranks.
-        """
-        if mode == WEAK:
-            return Part(mode, world, world * self.weak.global_batch, world * self.weak.lane_count)
-        if self.strong.lane_count < world:
-            raise PlanError(
-                f"{world} ranks need {world} lanes or more, and in strong scaling there are "
-                f"{self.strong.lane_count} for all ranks: give --lanes {world}, or --mode weak"
-            )
-        return Part(mode, world, self.strong.global_batch, self.strong.lane_count)
+def builtin_config() -> Config:
+    """Return a small training to measure where no config is given; it has BatchNorm."""
+    batch = 128
+    params = {"workload": "conv", "size": "small", "global_batch": batch}
+    return load_config({
+        "name": "built-in", "task": _BUILT_IN, "params": params, "global_batch": batch, "lanes": 1, "steps": 1,
+    })  # fmt: skip
 
 
-def batches_of_workload(lane_batch: int, lanes: int | None, most_ranks: int) -> Batches:
-    """Return the batches of a built-in workload, whose lanes always have the same samples.
-
-    Args:
-        lanes: Of a rank in weak and of all ranks in strong scaling; None to choose.
-    """
-    each, together = lanes or 1, lanes or max(_STRONG_LANES, most_ranks)
-    return Batches(BatchPlan(lane_batch * each, each), BatchPlan(lane_batch * together, together))
-
-
-def batches_of_config(config: Config, lanes: int | None) -> Batches:
-    """Return the batches of a config: its global batch is that of one rank in weak scaling, of all in strong."""
-    own = config.batch_plan(1)
-    plan = own if lanes is None else BatchPlan(own.global_batch, lanes)
-    return Batches(plan, plan)
+def is_builtin(config: Config) -> bool:
+    """Return whether it trains what is built in."""
+    return config.task == _BUILT_IN
 
 
 _ROUNDS, _QUICK_ROUNDS = 9, 3
@@ -109,13 +77,31 @@ class ScalingRequest:
             raise PlanError("the config names no task: set task: FILE.py:Class, or give --workload")
         # A lane's samples of a built-in task are not known without torch, and matter for nothing here.
         if STRONG in MODES[self.mode]:
-            self.batches(config, 1).part(STRONG, self.most_ranks)
+            self.plan(config, 1, STRONG, self.most_ranks)
 
-    def batches(self, config: Config, lane_batch: int) -> Batches:
-        """Return what the ranks train on."""
+    def plan(self, config: Config, lane_batch: int, mode: str, world: int) -> BatchPlan:
+        """Return what a number of ranks trains on: in weak scaling so many times what one rank does.
+
+        Args:
+            lane_batch: Samples of a lane of a built-in task, the same at any number of lanes.
+
+        Raises:
+            PlanError: if there are fewer lanes than ranks.
+        """
         if self.workload is None:
-            return batches_of_config(config, self.lanes)
-        return batches_of_workload(lane_batch, self.lanes, self.most_ranks)
+            own = config.batch_plan(1)
+            batch, lanes = own.global_batch, self.lanes or own.lane_count
+        else:
+            lanes = self.lanes or (1 if mode == WEAK else max(_STRONG_LANES, self.most_ranks))
+            batch = lane_batch * lanes
+        if mode == WEAK:
+            return BatchPlan(world * batch, world * lanes)
+        if lanes < world:
+            raise PlanError(
+                f"{world} ranks need {world} lanes or more, and in strong scaling there are "
+                f"{lanes} for all ranks: give --lanes {world}, or --mode weak"
+            )
+        return BatchPlan(batch, lanes)
 
     @property
     def running(self) -> tuple[str, ...]:

@@ -9,7 +9,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from samestep.bench.builtin import is_builtin
+from samestep.bench.scaling_plan import is_builtin
 from samestep.config import Config
 from samestep.config.measuring_run import endless_run
 from samestep.distributed.collectives import TorchCollectives
@@ -92,9 +92,9 @@ def trials(config: Config, context: RunContext) -> Iterator[Trials]:
 
 def training_facts(config: Config) -> dict[str, str]:
     """Return what was trained, for a document's machine."""
-    name = (config.task or "").rpartition(":")[2]
-    fact = {"config": "built-in"} if is_builtin(config) else config_fact(config)
-    return {**fact, "task": name}
+    if is_builtin(config):
+        return {"config": "built-in", "task": "{workload}-{size}".format(**config.params)}
+    return {**config_fact(config), "task": (config.task or "").rpartition(":")[2]}
 
 
 def backend_of(context: RunContext) -> str:

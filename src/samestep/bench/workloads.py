@@ -124,6 +124,13 @@ class WorkloadTask(Task):
         return loss, batch.y.numel()
 
 
+class NamedWorkload(WorkloadTask):
+    """A built-in workload that a config names."""
+
+    def __init__(self, workload: str, size: str, global_batch: int) -> None:
+        super().__init__(workload_of(workload, size), global_batch)
+
+
 def mlp(layers: int, width: int, classes: int = 10) -> nn.Module:
     """Linear layers with ReLU between them."""
     hidden = [m for _ in range(layers - 1) for m in (nn.Linear(width, width), nn.ReLU())]

@@ -7,11 +7,12 @@ from typing import Any
 import pytest
 
 from samestep.bench.kinds import joined, present
-from samestep.bench.scaling_plan import batches_of_config, batches_of_workload
+from samestep.bench.scaling_plan import ScalingRequest
 from samestep.bench.scaling_report import efficiency_of, verdicts, with_efficiency
 from samestep.bench.statistics import ratio_of
 from samestep.config import Config
 from samestep.errors import PlanError
+from samestep.lanes.plan import BatchPlan
 from tests.unit.bench.results import document
 from tests.unit.bench.scaling_rows import row_of
 
@@ -51,21 +52,18 @@ def test_a_ratio_is_of_rounds_and_not_of_medians() -> None:
 
 
 def test_the_batch_grows_with_the_ranks_or_stays() -> None:
-    found = batches_of_workload(16, None, 4)
-    weak, strong = found.part("weak", 4), found.part("strong", 4)
-    assert (weak.global_batch, weak.lanes) == (64, 4)
-    assert (strong.global_batch, strong.lanes) == (128, 8)
-    many = batches_of_workload(16, None, 32).part("strong", 2)
-    assert (many.global_batch, many.lanes) == (512, 32), "enough for the largest world"
+    config = Config(name="mine", steps=1)
+    assert ScalingRequest(most_ranks=4).plan(config, 16, "weak", 4) == BatchPlan(64, 4)
+    assert ScalingRequest(most_ranks=4).plan(config, 16, "strong", 4) == BatchPlan(128, 8)
+    assert ScalingRequest(most_ranks=32).plan(config, 16, "strong", 2) == BatchPlan(512, 32), "for the largest world"
 
 
 def test_a_configs_batch_is_one_ranks_or_all_of_it() -> None:
-    found = batches_of_config(Config(name="mine", steps=1, global_batch=24, lanes=4), None)
-    weak, strong = found.part("weak", 3), found.part("strong", 3)
-    assert (weak.global_batch, weak.lanes) == (72, 12)
-    assert (strong.global_batch, strong.lanes) == (24, 4)
+    config, request = Config(name="mine", steps=1, global_batch=24, lanes=4), ScalingRequest(workload=None)
+    assert request.plan(config, 1, "weak", 3) == BatchPlan(72, 12)
+    assert request.plan(config, 1, "strong", 3) == BatchPlan(24, 4)
     with pytest.raises(PlanError, match="8 ranks need 8 lanes or more"):
-        found.part("strong", 8)
+        request.plan(config, 1, "strong", 8)
 
 
 def said_of(**changes: Any) -> str:

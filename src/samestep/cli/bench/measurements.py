@@ -80,7 +80,7 @@ def memory(asked: Asked, lanes_per_rank: LanesPerRank = "", steps: Steps = None)
 
     Example: samestep bench memory config.yaml --worlds 1,2
     """
-    from samestep.bench.builtin import builtin_config
+    from samestep.bench.scaling_plan import builtin_config
     from samestep.launch.run.worlds import parse_counts
 
     lanes_per_rank = lanes_per_rank or ("1,4" if asked.quick else "1,2,4,8")
