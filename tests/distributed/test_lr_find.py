@@ -56,13 +56,13 @@ def test_weights_that_explode_are_the_end_of_the_curve_and_not_a_failure(tmp_pat
     values = {"params": {"optimizer": "momentum"}, "on_nonfinite": "skip"}
     found = [find(tmp_path, world, test, "Everything", **values) for world in (1, 2, 4)]
     assert found[0].as_json() == found[1].as_json() == found[2].as_json()
-    assert found[0].stopped == "the loss or the weights are NaN or infinite"
-    assert 10 <= len(found[0].losses) < 60
+    assert found[0].curve.stopped == "the loss or the weights are NaN or infinite"
+    assert 10 <= len(found[0].curve.losses) < 60
 
 
 def test_a_loss_that_is_infinite_at_once_is_no_suggestion(tmp_path: Path) -> None:
     found = find(tmp_path, 2, RangeTest(), "BadLoss", params={"step": 3})
-    assert len(found.losses) == 3
+    assert len(found.curve.losses) == 3
     assert found.suggestions == {}
     assert found.wrong is not None
     assert "after 3 steps already" in found.wrong
@@ -81,4 +81,4 @@ def test_a_run_in_the_directory_stays_whole(tmp_path: Path) -> None:
     assert added == {"tune-lr"}
     assert not (found.folder / "checkpoints").exists()
     assert (found.folder / "earlier" / "1" / "metrics.jsonl").exists()
-    assert found.losses[0] == trained.record.losses[0], "the weights that a run starts with"
+    assert found.curve.losses[0] == trained.record.losses[0], "the weights that a run starts with"

@@ -41,12 +41,7 @@ class Target:
 class RangeTestResult:
     """The measurements of a range test, and its suggestions."""
 
-    test: RangeTest
-    rates: Sequence[float]
-    losses: Sequence[float]
-    smoothed: Sequence[float]
-    stopped: str | None
-    """Why it ended before its last step."""
+    curve: Curve
     suggestions: dict[str, float]
     """By rule; empty if something is wrong."""
     wrong: str | None
@@ -64,11 +59,11 @@ class RangeTestResult:
             "wrong": self.wrong,
             "key": self.key,
             "rate_now": self.rate_now,
-            "stopped": self.stopped,
-            "test": vars(self.test),
-            "rates": list(self.rates),
-            "losses": list(self.losses),
-            "smoothed": list(self.smoothed),
+            "stopped": self.curve.stopped,
+            "test": vars(self.curve.test),
+            "rates": self.curve.rates,
+            "losses": self.curve.losses,
+            "smoothed": self.curve.smoothed,
         }
 
 
@@ -95,18 +90,7 @@ def find_lr(
         curve = Curve(test)
         _measure(run, task, model, source, rates, curve)
     wrong = what_is_wrong(curve)
-    return RangeTestResult(
-        test=test,
-        rates=curve.rates,
-        losses=curve.losses,
-        smoothed=curve.smoothed,
-        stopped=curve.stopped,
-        suggestions={} if wrong else suggest(curve),
-        wrong=wrong,
-        key=key,
-        rate_now=rates.base,
-        folder=run.run_dir,
-    )
+    return RangeTestResult(curve, {} if wrong else suggest(curve), wrong, key, rates.base, run.run_dir)
 
 
 def range_test_config(config: Config, steps: int) -> Config:

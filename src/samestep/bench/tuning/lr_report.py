@@ -34,21 +34,21 @@ def write_html(found: RangeTestResult, title: str, path: Path, facts: Mapping[st
     table = html_table(columns, rows, numbers=columns[1:])
     if found.wrong:
         table = f'<p class="broken">No suggestion: {html.escape(found.wrong)}.</p>'
-    measured = f"{len(found.losses)} of {found.test.steps} steps"
-    ended = f"{measured}: {found.stopped}" if found.stopped else measured
+    measured = f"{len(found.curve.losses)} of {found.curve.test.steps} steps"
+    ended = f"{measured}: {found.curve.stopped}" if found.curve.stopped else measured
     body = f"""<h1>{html.escape(title)}</h1>
 {table}
-<p>Rates from {found.test.min:g} to {found.test.max:g}; {html.escape(ended)}.
+<p>Rates from {found.curve.test.min:g} to {found.curve.test.max:g}; {html.escape(ended)}.
 The config's rate is {found.rate_now:.3g} now.</p>
 {chart([_panel(found)])}"""
     write_page(path, title, body, facts)
 
 
 def _panel(found: RangeTestResult) -> Panel:
-    x, limits = list(found.rates), _loss_limits(found)
+    x, limits = list(found.curve.rates), _loss_limits(found)
     lines = [
-        Line(name="loss", group="loss", x=x, y=found.losses, color=_RAW, width=1, opacity=0.6),
-        Line(name="smoothed loss", group="smoothed loss", x=x, y=found.smoothed, color=_SMOOTHED, width=3),
+        Line(name="loss", group="loss", x=x, y=found.curve.losses, color=_RAW, width=1, opacity=0.6),
+        Line(name="smoothed loss", group="smoothed loss", x=x, y=found.curve.smoothed, color=_SMOOTHED, width=3),
     ]
     if _includes_rate_now(found):
         name = f"now {found.rate_now:.3g}"
@@ -74,17 +74,17 @@ def _rate_title(found: RangeTestResult) -> str:
 
 
 def _includes_rate_now(found: RangeTestResult) -> bool:
-    return bool(found.rates) and found.rates[0] <= found.rate_now <= found.rates[-1]
+    return bool(found.curve.rates) and found.curve.rates[0] <= found.rate_now <= found.curve.rates[-1]
 
 
 def _loss_at(found: RangeTestResult, rate: float) -> float:
     """Return the smoothed loss at the measured rate that is nearest to a rounded one."""
-    nearest = min(range(len(found.rates)), key=lambda place: abs(found.rates[place] / rate - 1))
-    return found.smoothed[nearest]
+    nearest = min(range(len(found.curve.rates)), key=lambda place: abs(found.curve.rates[place] / rate - 1))
+    return found.curve.smoothed[nearest]
 
 
 def _loss_limits(found: RangeTestResult) -> tuple[float, float]:
     """Return the visible range: in a divergence single losses may be far above the smoothed curve."""
-    low, high = min(found.losses, default=0.0), max(found.smoothed, default=1.0)
+    low, high = min(found.curve.losses, default=0.0), max(found.curve.smoothed, default=1.0)
     margin = _MARGIN * (high - low) or 0.1
     return low - margin, high + margin

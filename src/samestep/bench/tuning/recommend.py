@@ -148,12 +148,12 @@ def _tune_all(request: Request, hardware: Hardware, report: Callable[[str], None
     # Right after the base: on a CPU what is read is the most that the process ever held.
     with_batches = [base, *larger, *others] if layout.ranks == 1 else [base, *others]
     found = _on_layout(request, layout, with_batches)
-    timed = {row["variant"]: Timed.read(row) for row in found.rows}
+    timed = {row["label"]: Timed.read(row) for row in found.rows}
     grown, machine = timed, found.machine
     if layout.ranks > 1:
         report("global batch against memory: on one rank")
         alone = _on_layout(request, Layout(1, layout.threads), [base, *larger])
-        grown = {row["variant"]: Timed.read(row) for row in alone.rows}
+        grown = {row["label"]: Timed.read(row) for row in alone.rows}
     sizes = [grown[one.label] for one in (base, *larger)]
     known = _surroundings(machine, cpus, gpus, timed[BASE])
     shard = advise_shard(config.distributed.shard, unfit, timed[BASE].peak_bytes, _device(machine))

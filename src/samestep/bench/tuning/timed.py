@@ -7,6 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from pydantic import TypeAdapter, ValidationError
+
 from samestep.bench.statistics import WORTH, Spread, ratio_confidence_interval, spread_of
 from samestep.errors import TextError
 from samestep.report.format import format_seconds
@@ -33,17 +35,9 @@ class Timed:
     @classmethod
     def read(cls, row: Mapping[str, Any]) -> Timed:
         """Read a document's row."""
-        if row.get("failed"):
-            return cls(str(row["variant"]), row["world"], failed=str(row["failed"]))
         try:
-            names = ("world", "threads", "lanes", "global_batch", "peak_bytes")
-            return cls(
-                str(row["variant"]),
-                **{name: row[name] for name in names},
-                seconds=tuple(row["seconds"]),
-                notes=tuple(row["notes"]),
-            )
-        except (KeyError, TypeError):
+            return _ADAPTER.validate_python(row)
+        except ValidationError:
             raise TextError("does not hold what samestep tune measured") from None
 
     @property
@@ -61,6 +55,9 @@ class Timed:
         """A step's time with its range."""
         found = spread_of(self.seconds)
         return f"{format_seconds(found.median)} ({format_seconds(found.low)} to {format_seconds(found.high)})"
+
+
+_ADAPTER = TypeAdapter(Timed)
 
 
 def speedup(one: Timed, base: Timed) -> Spread:

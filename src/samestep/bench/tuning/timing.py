@@ -22,7 +22,7 @@ from torch import Tensor
 
 from samestep import pytree
 from samestep.bench.document import Document, machine_facts
-from samestep.bench.statistics import spread_of
+from samestep.bench.tuning.timed import Timed
 from samestep.bench.tuning.variants import Variant
 from samestep.config import Config, override_config
 from samestep.config.measuring_run import endless_run
@@ -78,13 +78,11 @@ def time_variants(
                 progress.add()
     failed |= turns.failed
     rows = [
-        {"variant": one.label, "world": context.world, "failed": failed[one]}
-        if one in failed
-        else {"variant": one.label, **turns.row(one, configs[one])}
+        Timed(one.label, context.world, failed=failed[one]) if one in failed else turns.timed(one, configs[one])
         for one in tried
     ]
     facts = machine_facts(_described(context), context.gather(socket.gethostname()))
-    return Document(KIND, {**facts, **_sizes(turns.task, context.device)}, rows)
+    return Document(KIND, {**facts, **_sizes(turns.task, context.device)}, list(map(asdict, rows)))
 
 
 def _refuse_widths(config: Config, context: RunContext, tried: Sequence[Variant]) -> None:
@@ -158,22 +156,16 @@ class _Turns:
             slowest = _Turn(max(r.seconds for r in ranks), max(r.peak_bytes for r in ranks))
             self._taken.setdefault(variant, []).append(slowest)
 
-    def row(self, variant: Variant, config: Config) -> dict[str, Any]:
+    def timed(self, variant: Variant, config: Config) -> Timed:
         """Return what was measured of a variant."""
         world, taken = self._context.world, self._taken[variant]
-        plan, spread = config.batch_plan(world), spread_of([turn.seconds for turn in taken])
-        on_gpu = self._context.device.type == "cuda"
-        return {
-            "world": world,
-            "threads": self._context.threads,
-            "lanes": plan.lane_count,
-            "global_batch": plan.global_batch,
-            "seconds": [turn.seconds for turn in taken],
-            **asdict(spread),
-            # What a process held at most, it never forgets: on a CPU the first turn counts.
-            "peak_bytes": max(t.peak_bytes for t in taken) if on_gpu else taken[0].peak_bytes,
-            "notes": list(self._notes.get(variant, {})),
-        }
+        plan, on_gpu = config.batch_plan(world), self._context.device.type == "cuda"
+        # What a process held at most, it never forgets: on a CPU the first turn counts.
+        peak = max(t.peak_bytes for t in taken) if on_gpu else taken[0].peak_bytes
+        seconds, notes = tuple(turn.seconds for turn in taken), tuple(self._notes.get(variant, {}))
+        return Timed(
+            variant.label, world, self._context.threads, plan.lane_count, plan.global_batch, seconds, peak, notes=notes
+        )
 
     def _run(self, variant: Variant, config: Config) -> _Turn | None:
         self._runs += 1

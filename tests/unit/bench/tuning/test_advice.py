@@ -174,8 +174,8 @@ def test_the_first_sharding_that_fits_is_taken(fits: str, own: str, monkeypatch:
         if shard != fits or way.ranks == 1:
             if way.ranks > 1:
                 raise RankFailed(f"rank 1:\ncuda:1 {OutOfMemory.WORDS} in step 0")
-            return Document("tune", {}, [{"variant": "x", "world": 1, "failed": "too little"}])
-        row = {"variant": "x", "world": way.ranks, "threads": 1, "lanes": 8, "global_batch": 64}
+            return Document("tune", {}, [{"label": "x", "world": 1, "failed": "too little"}])
+        row = {"label": "x", "world": way.ranks, "threads": 1, "lanes": 8, "global_batch": 64}
         return Document("tune", {}, [{**row, "seconds": [1.0], "peak_bytes": 1, "notes": []}])
 
     monkeypatch.setattr(recommend, "_on_layout", measured)

@@ -113,10 +113,7 @@ def found(loss_at_last: float = 3.0) -> RangeTestResult:
     for step in range(60):
         curve.add(2.5 - step / 30 if step < 45 else loss_at_last + step)
     wrong = what_is_wrong(curve)
-    return RangeTestResult(
-        curve.test, curve.rates, curve.losses, curve.smoothed, curve.stopped,
-        {} if wrong else suggest(curve), wrong, "params.lr", 1e-4, Path("run"),
-    )  # fmt: skip
+    return RangeTestResult(curve, {} if wrong else suggest(curve), wrong, "params.lr", 1e-4, Path("run"))
 
 
 def test_the_picture_is_a_png_of_some_size(tmp_path: Path) -> None:
@@ -143,7 +140,7 @@ def test_the_page_of_a_test_without_suggestions_shows_why(tmp_path: Path) -> Non
     curve = Curve(RangeTest())
     curve.stop("the loss is NaN or infinite")
     wrong = what_is_wrong(curve)
-    nothing = RangeTestResult(curve.test, [], [], [], curve.stopped, {}, wrong, None, 0.1, Path("run"))
+    nothing = RangeTestResult(curve, {}, wrong, None, 0.1, Path("run"))
     write_html(nothing, "mine", tmp_path / "lr.html")
     write_png(nothing, "mine", tmp_path / "lr.png")
     text = (tmp_path / "lr.html").read_text(encoding="utf-8")
@@ -160,7 +157,8 @@ def test_a_missing_package_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 def test_every_value_of_the_page_is_escaped(tmp_path: Path) -> None:
     bad = "<script>alert(1)</script>"
     good = found()
-    given = replace(good, stopped=bad, key=f"params.{bad}", suggestions={"valley": next(iter(good.rates))})
+    good.curve.stopped = bad
+    given = replace(good, key=f"params.{bad}", suggestions={"valley": good.curve.rates[0]})
     for page in (given, replace(given, wrong=bad, suggestions={})):
         write_html(page, f"{bad} & co", tmp_path / "lr.html")
         text = (tmp_path / "lr.html").read_text(encoding="utf-8")
