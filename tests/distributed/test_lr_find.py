@@ -44,8 +44,8 @@ def test_the_curve_and_the_suggestions_are_the_same_on_any_number_of_ranks(tmp_p
     assert one.as_json() == two.as_json() == four.as_json()
     assert set(one.suggestions) == {"steepest", "valley"}
     assert all(1e-5 < rate < 10 for rate in one.suggestions.values())
-    assert len(one.losses) > 20, "epochs of three steps are gone through again"
-    for row, rate in zip(rows(one), one.rates, strict=True):
+    assert len(one.curve.losses) > 20, "epochs of three steps are gone through again"
+    for row, rate in zip(rows(one), one.curve.rates, strict=True):
         assert row["lr"] == pytest.approx([rate, 2.5 * rate]), "groups keep their ratio"
     assert one.rate_now == 0.02, "the first group's, where the config names none"
 

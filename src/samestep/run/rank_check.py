@@ -11,6 +11,7 @@ from torch.optim import Optimizer
 from samestep.distributed.context import RunContext
 from samestep.errors import RanksDiffer
 from samestep.reduce.owners import is_held
+from samestep.run.state_tensors import named_modules, optimizer_tensors
 from samestep.words import listed
 
 _AT_ONCE = 1 << 22
@@ -53,36 +54,17 @@ def _named_tensors(
     modules: Sequence[nn.Module], optimizers: Sequence[Optimizer], skip_buffers: bool
 ) -> dict[str, Tensor]:
     found: dict[str, Tensor] = {}
-    names: dict[int, str] = {}
-    for number, module in enumerate(modules):
-        prefix = "model" if number == 0 else f"module {number}"
-        for name, param in module.named_parameters():
-            names[id(param)] = f"{prefix}.{name}"
-            if is_held(param):
-                found[f"{prefix}.{name}"] = param
-        if not skip_buffers:
-            found.update({f"{prefix}.{name}": value for name, value in module.named_buffers()})
-    for number, optimizer in enumerate(optimizers):
-        params = [param for group in optimizer.param_groups for param in group["params"]]
-        for index, param in enumerate(params):
-            name = names.get(id(param), f"parameter {index}")
-            for key, value in optimizer.state.get(param, {}).items():
-                if isinstance(value, Tensor):
-                    found[f"optimizer {number}.{name}.{key}"] = value
-    return found
+    for prefix, module in named_modules(modules):
+        tensors = [*module.named_parameters(), *([] if skip_buffers else module.named_buffers())]
+        found |= {f"{prefix}.{name}": tensor for name, tensor in tensors}
+    found |= optimizer_tensors(modules, optimizers)
+    return {name: tensor for name, tensor in found.items() if is_held(tensor)}
 
 
 def _checksums(tensors: Sequence[Tensor]) -> list[int]:
     """One number a tensor, of its bits and their places; waits for the device once."""
     sums = [_checksum(tensor.detach()) for tensor in tensors]
-    by_device: dict[torch.device, list[int]] = {}
-    for place, value in enumerate(sums):
-        by_device.setdefault(value.device, []).append(place)
-    numbers = [0] * len(sums)
-    for places in by_device.values():
-        for place, number in zip(places, torch.stack([sums[p] for p in places]).tolist(), strict=True):
-            numbers[place] = number
-    return numbers
+    return torch.stack([one.to(sums[0].device) for one in sums]).tolist() if sums else []
 
 
 def _checksum(tensor: Tensor) -> Tensor:

@@ -116,8 +116,8 @@ def test_weights_buffers_and_states_have_names() -> None:
     optimizer.step()
     names = _named_tensors([model, other], [optimizer], skip_buffers=False)
     assert {
-        "model.0.weight", "model.1.running_mean", "module 1.bias", "optimizer 0.model.0.weight.exp_avg",
-        "optimizer 0.module 1.weight.exp_avg_sq",
+        "model.0.weight", "model.1.running_mean", "extra0.bias", "optimizer0.0.weight.exp_avg",
+        "optimizer0.extra0.weight.exp_avg_sq",
     } <= names.keys()  # fmt: skip
     without = _named_tensors([model, other], [optimizer], skip_buffers=True)
     assert {name for name in names.keys() - without.keys()} == {

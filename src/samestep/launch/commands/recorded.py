@@ -8,6 +8,8 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
+from pydantic import TypeAdapter, ValidationError
+
 from samestep.config.secrets import public_overrides
 from samestep.errors import LaunchError, TextError
 from samestep.launch.commands.rank_command import is_script, words_of
@@ -44,16 +46,10 @@ class RecordedCommand:
     @classmethod
     def from_json(cls, document: Any) -> RecordedCommand | None:
         """Return the command; None for what is none, since whoever has written it may be anyone."""
-        if not isinstance(document, dict) or document.get("verb") not in ("train", "launch"):
+        try:
+            return TypeAdapter(cls).validate_python(document)
+        except ValidationError:
             return None
-        texts = [document.get(name) for name in ("file", "folder")]
-        lists = [document.get(name) for name in ("overrides", "options", "arguments")]
-        inner = [item for found in lists if isinstance(found, list) for item in found]
-        if not all(isinstance(found, list) for found in lists) or not all(
-            isinstance(text, str) for text in [*texts, *inner]
-        ):
-            return None
-        return cls(document["verb"], *texts, *(tuple(found) for found in lists))  # type: ignore[arg-type]
 
     @classmethod
     def of_launcher(cls, environ: Mapping[str, str], file: Path) -> RecordedCommand | None:
