@@ -1,7 +1,8 @@
 """Several hosts on one machine, out of Linux namespaces.
 
 Each host has its own network interface, host name, process table, /dev/shm, /run and
-/etc/hosts. All other files are shared, as on a cluster with a network file system.
+/etc/hosts. All other files are shared, as on a cluster with a network file system; so are those of the tests where
+they are in memory.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import sys
 import tempfile
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from getpass import getuser
 from pathlib import Path
 from typing import Any
 
@@ -30,11 +32,16 @@ _PREFIX = "samestep-"
 # are killed. bash collects the orphans of the host, as a first process must.
 _FIRST_PROCESS = """
 set -e
+PATH=/usr/sbin:/usr/bin:/sbin:/bin  # a test's own is hidden in between
 read -r pid _ </proc/self/stat
 hostname "$1"
 mount -t proc proc /proc
 mount -t sysfs sysfs /sys
+mkdir -p "$2/files"
+mount --bind "$3" "$2/files"
 mount -t tmpfs tmpfs /dev/shm
+mkdir -p "$3"  # what tests write is on all hosts, also where it is in memory (tests/conftest.py)
+mount --bind "$2/files" "$3"
 mount -t tmpfs tmpfs /run
 mount --bind "$2/hosts" /etc/hosts
 echo "$pid"
@@ -190,11 +197,13 @@ class Hosts(Opened):
         if host in self._first:
             raise RuntimeError(f"{host} is running already")
         state = self.folder / host
+        files = Path(os.environ.get("PYTEST_DEBUG_TEMPROOT") or tempfile.gettempdir()) / f"pytest-of-{getuser()}"
+        files.mkdir(mode=0o700, exist_ok=True)
         first = subprocess.Popen(
             [
                 *("nsenter", f"--net={_NAMESPACES / self._namespace(host)}"),
                 *("unshare", "--uts", "--ipc", "--mount", "--pid", "--fork"),
-                *("bash", "-c", _FIRST_PROCESS, "host", host, str(state)),
+                *("bash", "-c", _FIRST_PROCESS, "host", host, str(state), str(files)),
             ],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
