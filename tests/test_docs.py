@@ -118,7 +118,7 @@ def _with_any_diagnosis(block: str) -> str:
 
 WITH_COMMANDS = [page for page in PAGES if page.parent.name != "benchmarks" and bash_blocks(page)]
 # What the commands of the other pages do has tests of its own in tests/cli, and in tests/distributed.
-PAGES_IN_CI = [page for page in WITH_COMMANDS if page.name in ("README.md", "tasks.md", "scan.md")]
+PAGES_IN_CI = [page for page in WITH_COMMANDS if page.name in ("README.md", "scan.md")]
 
 
 @pytest.mark.requirement("003-T4-9", "000-P5-8", "003-T4-7")

@@ -73,7 +73,7 @@ def test_a_host_powered_off_loses_its_processes_and_boots_afresh(hosts: Hosts) -
     assert not _reaches(hosts, "n2", seconds=1)
     hosts.boot("n2")
     assert "sleep" not in hosts.run("n2", ["ps", "ax"]).stdout
-    assert "of-n2" not in hosts.run("n2", ["ls", "/dev/shm"]).stdout
+    assert "left" not in hosts.run("n2", ["ls", "/dev/shm"]).stdout
     assert _reaches(hosts, "n2", seconds=60)
 
 

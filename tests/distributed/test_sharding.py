@@ -144,7 +144,7 @@ def _by_slices(form: str, folder: str, shard: str, name: str) -> Any:
 def test_sums_by_slices_are_the_same_run(tmp_path: Path, form: str, name: str) -> None:
     [expected] = run_ranks(_by_slices, 1, form, str(tmp_path / "1"), "none", name)
     shards = ("optimizer", "weights") if form == "body" else ("optimizer",)
-    for world, shard in itertools.product((2, 3, 4), shards):
+    for world, shard in itertools.product((2, 4), shards):
         folder = str(tmp_path / f"{shard}{world}")
         answers = run_ranks(_by_slices, world, form, folder, shard, name)
         assert answers[0] == expected

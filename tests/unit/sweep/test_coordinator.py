@@ -337,7 +337,7 @@ def test_who_watches_sees_every_trial_run_and_end(tmp_path: Path) -> None:
     assert over >= set(range(5))
 
 
-@pytest.mark.parametrize("folds", [None, {"k": 2, "file": "folds.json"}])
+@pytest.mark.parametrize("folds", variations([None, {"k": 2, "file": "folds.json"}], kept=[None]))
 def test_several_objectives_are_the_same_study_at_any_parallelism(tmp_path: Path, folds: Any) -> None:
     given = {
         "objective": [{"metric": "val_loss"}, {"metric": "cost", "mode": "min"}],
