@@ -24,6 +24,7 @@ from samestep.sweep.placing import pack
 from samestep.sweep.storage import Storage, TrialRecord
 from samestep.sweep.study_folder import is_full_disk
 from tests.unit.sweep.test_resource_plan import machine
+from tests.variations import variations
 
 BASE = "task: task.py:Mine\nglobal_batch: 64\nepochs: 2\n"
 EVALUATIONS = 3
