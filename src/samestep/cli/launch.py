@@ -175,8 +175,7 @@ def _told_to_ranks(context: typer.Context, rank_command: RankCommand) -> dict[st
     if context.params["node_rank"] is not None or config.launch.slurm.array is not None:
         return {}
     overrides = tuple(context.params["overrides"] or ())
-    command = RecordedCommand("launch", str(file), str(Path.cwd()), overrides, options, rank_command.arguments)
-    return command.without_secrets(config.launch.environment).variables()
+    return RecordedCommand("launch", str(file), str(Path.cwd()), overrides, options, rank_command.arguments).variables()
 
 
 def _use_input(attached: bool, read_secret: bool) -> None:

@@ -6,12 +6,12 @@ import re
 import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, PrivateAttr
+from pydantic import BaseModel, ConfigDict, Field
 
 from samestep.config.bounds import MOST_ENTRIES, Cpus, Gpus, SlurmSeconds
-from samestep.config.secrets import is_secret, reference_to, referred
+from samestep.config.secrets import is_secret, referred
 from samestep.errors import LaunchError, Mistake
 
 
@@ -67,25 +67,6 @@ class LaunchConfig(BaseModel):
     ssh: Line = Field("ssh", description="the ssh to use, with options")
     slurm: SlurmConfig = SlurmConfig()
 
-    _secrets: dict[str, str] = PrivateAttr(default_factory=dict)
-    """Values of variables that look secret. `environment` holds references in their place, so that
-    whatever shows or stores a config cannot tell them."""
-
-    def model_post_init(self, context: Any) -> None:
-        found = {
-            name: value
-            for name, value in self.environment.items()
-            if referred(value) is None and is_secret(name, value)
-        }
-        self._secrets = found
-        self.environment.update({name: reference_to(name) for name in found})
-
-    def keep_secrets(self, before: LaunchConfig) -> None:
-        """Take over the secrets of a config that this one was made from by its stored form."""
-        for name, value in before._secrets.items():
-            if self.environment.get(name) == reference_to(name):
-                self._secrets.setdefault(name, value)
-
     def variables(self, environ: Mapping[str, str]) -> dict[str, str]:
         """Return the variables that every rank gets.
 
@@ -96,21 +77,23 @@ class LaunchConfig(BaseModel):
         missing = [
             f"launch.environment.{name} is {self.environment[name]}, and {source} is not set here"
             for name, source in wanted.items()
-            if source is not None and name not in self._secrets and source not in environ
+            if source is not None and source not in environ
         ]
         if missing:
-            raise LaunchError(
-                "\n".join(missing) + "\nSet it in the environment that launches the run, or give its "
-                "value in the config: one that looks secret is not stored with the run"
-            )
-        given = {name: environ[s] for name, s in wanted.items() if s is not None and s in environ}
-        return {**self.environment, **given, **self._secrets}
+            raise LaunchError("\n".join(missing) + "\nSet it in the environment that launches the run")
+        return {name: value if (s := wanted[name]) is None else environ[s] for name, value in self.environment.items()}
 
     def mistakes(self) -> list[Mistake]:
         """Return what is wrong in this section beyond its types."""
         odd = [name for name in self.environment if not re.fullmatch(r"[A-Za-z_]\w*", name, re.ASCII)]
         path = "launch.environment"
         found = [Mistake(path, f"{name!r} is not a variable's name") for name in odd]
+        # Whatever shows or stores a config must not tell them.
+        found += [
+            Mistake(f"{path}.{name}", f"it looks secret, and a config is stored: write ${{{name}}}, and set it there")
+            for name, value in self.environment.items()
+            if referred(value) is None and is_secret(name, value)
+        ]
         try:
             shlex.split(self.ssh)
         except ValueError as error:

@@ -106,7 +106,6 @@ def override_config(config: Config, overrides: Sequence[str]) -> Config:
     # Only what was set: else every default would count as a wish of the user's, against a DataLoader's.
     changed = load_config(config.model_dump(mode="json", exclude_unset=True), overrides)
     changed._folder, changed._platform_notes = config.folder, config.platform_notes
-    changed.launch.keep_secrets(config.launch)
     return changed
 
 

@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
-
-from samestep.errors import TextError
-from samestep.parsing.plain_yaml import parse_yaml
 
 _REFERENCE = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)\}")
 _SECRET_WORDS = {
@@ -20,11 +16,6 @@ _URL_WITH_PASSWORD = re.compile(r"://[^/@\s]*:[^/@\s]*@")
 _PASSWORD = re.compile(r"(://[^:/@\s]*:)\S*@")
 """Up to the last @ of a word: a password may hold any character, and more may be hidden than it is."""
 _PASSWORD_OPTION = re.compile(r"([?&][^=&\s]*pass\w*=)[^&\s'\"]*", re.IGNORECASE)
-
-
-def reference_to(name: str) -> str:
-    """Return what stands for the value of a variable: `${HF_TOKEN}`."""
-    return f"${{{name}}}"
 
 
 def referred(value: str) -> str | None:
@@ -60,32 +51,3 @@ def without_values(key: str, value: Any) -> Any:
     if key != "launch.environment" or not isinstance(value, Mapping):
         return value
     return dict.fromkeys(value, "...")
-
-
-def public_overrides(overrides: Sequence[str], environment: Mapping[str, str]) -> tuple[str, ...]:
-    """Return the overrides as others may read them, on a command line or in a script.
-
-    Args:
-        environment: the launch.environment that they lead to, in which secrets are references.
-    """
-    kept, touched = [], False
-    for text in overrides:
-        key, _, value = text.partition("=")
-        if key == "launch.environment" or key.startswith("launch.environment."):
-            touched = True
-        elif key == "launch" and isinstance(section := _parsed(value), dict):
-            touched = touched or "environment" in section
-            rest = {name: inner for name, inner in section.items() if name != "environment"}
-            kept += [f"launch={json.dumps(rest)}"] if rest else []
-        else:
-            kept.append(text)
-    if touched:
-        kept.append(f"launch.environment={json.dumps(dict(environment), ensure_ascii=False)}")
-    return tuple(kept)
-
-
-def _parsed(text: str) -> Any:
-    try:
-        return parse_yaml(text)
-    except TextError:
-        return None

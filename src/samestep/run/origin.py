@@ -68,8 +68,6 @@ class Origin:
     def of(cls, config: Config) -> Origin:
         """Return the origin of the run that this process opens with a config."""
         command = _COMMAND.get() or _plain_script()
-        if command is not None:
-            command = command.without_secrets(config.launch.environment)
         code = task_file(config)
         if code is None and command is not None:
             code = command.code

@@ -209,8 +209,11 @@ def test_a_step_takes_its_share_of_the_allocation() -> None:
         by_step({})
 
 
-def test_variables_of_the_config_are_set_for_mpirun_and_only_named_on_its_command_line() -> None:
-    rank_command = everywhere({"environment": {"TOKEN": "secret", "MASTER_ADDR": "n9"}})
+def test_variables_of_the_config_are_set_for_mpirun_and_only_named_on_its_command_line(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("MINE", "secret")
+    rank_command = everywhere({"environment": {"TOKEN": "${MINE}", "MASTER_ADDR": "n9"}})
     hosts = parse_hosts("a:1,b:1", None)
     launch = mpirun_command(rank_command, "openmpi", 2, hosts, "job", {}, cpus=8, as_root=False)
     assert launch.variables["TOKEN"] == "secret"

@@ -183,9 +183,10 @@ def test_a_job_is_not_put_into_a_users_directory(cluster: Cluster) -> None:
     assert cluster.calls_of("sbatch") == []
 
 
-def test_a_secret_reaches_a_job_by_its_environment(cluster: Cluster) -> None:
+def test_a_secret_reaches_a_job_by_its_environment(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_TOKEN", "hf_S3CR3T")
     program(cluster.root / "bin" / "sbatch", f'echo "$HF_TOKEN" > "{cluster.root}/told"; echo 12')
-    command = rank_command(cluster.root, environment={"HF_TOKEN": "hf_S3CR3T"})
+    command = rank_command(cluster.root, environment={"HF_TOKEN": "${HF_TOKEN}"})
     submit(slurm_job(command, None, 2))
     script = cluster.run / "slurm" / "job.sh"
     assert "hf_S3CR3T" not in script.read_text()

@@ -194,13 +194,6 @@ def test_the_line_that_resumes_a_run_is_known_where_its_command_is(tmp_path: Pat
         assert resume_line(config) == "samestep resume 'my run'"
 
 
-def test_a_secret_on_the_command_line_is_not_recorded(tmp_path: Path) -> None:
-    overrides = ["launch.environment.HF_TOKEN=hf_S3CR3T"]
-    config = load_config({"epochs": 1, "global_batch": 8}, overrides)
-    with started_by(RecordedCommand("launch", "a.yaml", "/", tuple(overrides))):
-        assert "hf_S3CR3T" not in Origin.of(config).text("{}")
-
-
 @pytest.mark.parametrize(
     ("spoil", "words"),
     [

@@ -7,8 +7,7 @@ import re
 from collections.abc import Iterator
 
 from samestep.check.code.rule import Rule
-from samestep.check.code.source import words_of
-from samestep.check.code.training import Code, over_batches
+from samestep.check.code.source import Code, over_batches, words_of
 
 _MAIN = re.compile(
     r"^(is_main|is_main_process|is_master|is_global_zero|is_rank_zero|is_rank0|main_process|rank|global_rank)$"
@@ -63,8 +62,7 @@ def _is_own(code: Code, node: ast.AST, name: str) -> bool:
     adds, joins = False, False
     for line in ast.walk(scope):
         if isinstance(line, ast.AugAssign) and code.name(line.target) == name:
-            loops = (outer for outer in code.around(line) if isinstance(outer, ast.For))
-            innermost = next(loops, None)
+            innermost = code.loop_of(line)
             adds = adds or (innermost is not None and over_batches(code, innermost))
         elif isinstance(line, ast.Assign) and name in map(code.name, line.targets):
             joins = joins or any(_JOINED.search(word) for word in words_of(line.value))

@@ -8,8 +8,7 @@ from collections.abc import Iterator
 
 from samestep.check.code.guards import names_a_rank, where_a_gpu_is
 from samestep.check.code.rule import Rule, calls_of
-from samestep.check.code.source import constant, keyword, words_of
-from samestep.check.code.training import Code
+from samestep.check.code.source import Code, constant, keyword, words_of
 
 _FIRST_GPU = re.compile(r"^cuda:\d+$")
 _GLOBAL_RANK = re.compile(r"^(global_?|world_?)?rank(_id)?$", re.IGNORECASE)

@@ -6,7 +6,7 @@ import ast
 import re
 from collections.abc import Iterator
 
-from samestep.check.code.source import Function, Source, words_of
+from samestep.check.code.source import Code, Function, words_of
 
 _RANK = re.compile(
     r"(^|_)(rank|ranks|local_rank|rank0|main|master|primary|chief|leader|coordinator)(_|$|\d)"
@@ -23,38 +23,38 @@ def names_a_rank(node: ast.AST) -> bool:
     return any(_RANK.search(word) for word in words_of(node) if word != "__main__")
 
 
-def on_one_rank(source: Source, node: ast.AST) -> bool:
+def on_one_rank(code: Code, node: ast.AST) -> bool:
     """Return whether a line is behind a check of the rank, as far as this file shows."""
-    hooks = (getattr(outer, "name", "") in _TASK_HOOKS for outer in source.around(node))
-    return (source.is_ported and any(hooks)) or _guarded(source, node, _RANK, frozenset())
+    hooks = (getattr(outer, "name", "") in _TASK_HOOKS for outer in code.around(node))
+    return (code.is_ported and any(hooks)) or _guarded(code, node, _RANK, frozenset())
 
 
-def where_a_gpu_is(source: Source, node: ast.AST) -> bool:
+def where_a_gpu_is(code: Code, node: ast.AST) -> bool:
     """Return whether a line is behind a question for a GPU, as far as this file shows."""
-    caught = any(isinstance(outer, ast.Try) and outer.handlers for outer in source.around(node))
-    return caught or _guarded(source, node, _GPU, frozenset())
+    caught = any(isinstance(outer, ast.Try) and outer.handlers for outer in code.around(node))
+    return caught or _guarded(code, node, _GPU, frozenset())
 
 
-def _guarded(source: Source, node: ast.AST, asks: re.Pattern[str], seen: frozenset[Function]) -> bool:
-    if any(_asks(test, asks) for test in _tests_before(source, node)):
+def _guarded(code: Code, node: ast.AST, asks: re.Pattern[str], seen: frozenset[Function]) -> bool:
+    if any(_asks(test, asks) for test in _tests_before(code, node)):
         return True
-    function = source.function_of(node)
+    function = code.function_of(node)
     if function is None or function in seen:
         return False
     if any(_asks(mark, asks) for mark in function.decorator_list):
         return True
     # A helper whose callers all ask is as good as behind the question itself.
-    calls = _calls_of(source, function)
-    return bool(calls) and all(_guarded(source, call, asks, seen | {function}) for call in calls)
+    calls = [c for c in code.calls_by_last_name.get(function.name, ()) if function in code.targets(c)]
+    return bool(calls) and all(_guarded(code, call, asks, seen | {function}) for call in calls)
 
 
 def _asks(test: ast.AST, pattern: re.Pattern[str]) -> bool:
     return any(pattern.search(word) for word in words_of(test) if word != "__main__")
 
 
-def _tests_before(source: Source, node: ast.AST) -> Iterator[ast.AST]:
+def _tests_before(code: Code, node: ast.AST) -> Iterator[ast.AST]:
     """Conditions that decide whether a node is reached: around it, or by leaving its block before."""
-    for outer in source.around(node):
+    for outer in code.around(node):
         if isinstance(outer, (ast.If, ast.IfExp, ast.While)) and node is not outer.test:
             yield outer.test
         elif isinstance(outer, ast.BoolOp):
@@ -88,25 +88,13 @@ def _left_before(block: list[ast.AST]) -> Iterator[ast.AST]:
             yield line.test
 
 
-def _calls_of(source: Source, function: Function) -> list[ast.Call]:
-    """Return where this file calls a function of its own, by its name."""
-    found = []
-    for call in source.calls_by_last_name.get(function.name, ()):
-        target = call.func
-        home = target.value if isinstance(target, ast.Attribute) else None
-        if home is None or (isinstance(home, ast.Name) and home.id in ("self", "cls")):
-            found.append(call)
-    return found
-
-
-def once_a_step(code: Source, node: ast.AST) -> bool:
+def once_a_step(code: Code, node: ast.AST) -> bool:
     """Return whether a line is in a loop over the steps of a run: there a loss is that of all lanes of all ranks."""
-    loops = (outer for outer in code.around(node) if isinstance(outer, ast.For))
-    innermost = next(loops, None)
+    innermost = code.loop_of(node)
     return code.is_ported and innermost is not None and _over_steps(code, innermost.iter)
 
 
-def _over_steps(code: Source, over: ast.expr) -> bool:
+def _over_steps(code: Code, over: ast.expr) -> bool:
     """Return whether it is `run.steps(...)`, `run.enumerate(...)`, or a loader that `run.prepare` returned."""
     if isinstance(over, ast.Call):
         name = code.name(over.func)
@@ -116,7 +104,7 @@ def _over_steps(code: Source, over: ast.expr) -> bool:
     return isinstance(over, ast.Name) and over.id in _prepared_names(code)
 
 
-def _prepared_names(code: Source) -> set[str]:
+def _prepared_names(code: Code) -> set[str]:
     """Return the names assigned from `run.prepare(...)`, but for what looks like validation data."""
     found: set[str] = set()
     for node in code.nodes:

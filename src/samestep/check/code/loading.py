@@ -8,8 +8,7 @@ from collections.abc import Iterator
 
 from samestep.check.code.guards import on_one_rank
 from samestep.check.code.rule import Rule
-from samestep.check.code.source import constant, keyword
-from samestep.check.code.training import Code
+from samestep.check.code.source import Code, constant, keyword
 
 LOADER = re.compile(r"^torch\.utils\.data\.(dataloader\.)?DataLoader$|^torch_geometric\..*DataLoader$")
 _SAMPLER = re.compile(r"(^|\.)DistributedSampler$")

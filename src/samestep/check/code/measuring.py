@@ -8,8 +8,7 @@ from collections.abc import Iterator
 
 from samestep.check.code.guards import on_one_rank, once_a_step
 from samestep.check.code.rule import Rule
-from samestep.check.code.source import words_of
-from samestep.check.code.training import Code, is_loader, over_batches
+from samestep.check.code.source import Code, is_loader, over_batches, words_of
 
 _MEASURE = re.compile(r"loss|acc|correct|score|metric|error|total|running|sum|f1|psnr|iou|dice", re.IGNORECASE)
 _BATCH_LOSS = re.compile(
@@ -94,8 +93,7 @@ def _grows_by_batch(code: Code, node: ast.AST) -> bool:
             continue
         if once_a_step(code, call):
             continue
-        loops = (outer for outer in code.around(call) if isinstance(outer, ast.For))
-        innermost = next(loops, None)
+        innermost = code.loop_of(call)
         if innermost is not None and over_batches(code, innermost) and _is_of_a_batch(call.args[0]):
             return True
     return False

@@ -6,8 +6,7 @@ import ast
 from collections.abc import Iterator
 
 from samestep.check.code.rule import Rule, calls_of
-from samestep.check.code.source import Function, constant, keyword
-from samestep.check.code.training import Code
+from samestep.check.code.source import Code, Function, constant, keyword
 
 _BATCHNORM = tuple(f"torch.nn.BatchNorm{n}d" for n in (1, 2, 3))
 _GROWS = frozenset({"append", "extend", "insert", "add", "update", "pop", "popleft", "appendleft"})

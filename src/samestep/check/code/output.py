@@ -8,8 +8,7 @@ from collections.abc import Iterator
 
 from samestep.check.code.guards import names_a_rank, on_one_rank
 from samestep.check.code.rule import Rule
-from samestep.check.code.source import constant, keyword, words_of
-from samestep.check.code.training import Code
+from samestep.check.code.source import Code, constant, keyword, words_of
 
 _WRITERS = frozenset(
     {"torch.save", "safetensors.torch.save_file", "safetensors.torch.save_model", "torchvision.utils.save_image",

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from samestep.check.code.guards import names_a_rank
 from samestep.check.code.rule import Rule
-from samestep.check.code.training import Code
+from samestep.check.code.source import Code
 
 _SEEDS = (
     "torch.manual_seed", "torch.random.manual_seed", "torch.cuda.manual_seed", "torch.cuda.manual_seed_all", "torch.seed",

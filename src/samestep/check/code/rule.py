@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 if TYPE_CHECKING:
-    from samestep.check.code.training import Code
+    from samestep.check.code.source import Code
 
 Effect = Literal["breaks", "differs", "slows"]
 """What it does on several ranks: ends the run, changes what is computed or written, or makes it wait."""

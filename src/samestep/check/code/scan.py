@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from samestep.check.code.rule import Finding, Rule
-from samestep.check.code.training import Code
+from samestep.check.code.source import Code
 from samestep.errors import OutputError, TextError
 from samestep.parsing.json_text import read_json
 from samestep.parsing.limits import short

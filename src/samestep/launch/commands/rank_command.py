@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from samestep.config import Config, override_config
-from samestep.config.secrets import public_overrides, referred
+from samestep.config.secrets import referred
 from samestep.environment.interpreter import interpreter_words
 from samestep.environment.variables import process_environment
 from samestep.errors import LaunchError
@@ -97,9 +97,7 @@ class RankCommand:
         if self.trace is not None:
             ours += ["--trace", str(self.trace), "--trace-from", str(self.trace_from)]
         ours += [] if self.ask is None else ["--ask", str(self.ask)]
-        # The ranks' command lines are for everyone to see, in `ps` and in scripts.
-        overrides = public_overrides(self.overrides, self.config.launch.environment)
-        return words_of(self.file, overrides, [*ours, *options], self.arguments)
+        return words_of(self.file, self.overrides, [*ours, *options], self.arguments)
 
 
 def check_world(config: Config, world: int, source: str) -> None:

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 from pydantic import TypeAdapter, ValidationError
 
-from samestep.config.secrets import public_overrides
 from samestep.errors import LaunchError, TextError
 from samestep.launch.commands.rank_command import is_script, words_of
 from samestep.parsing.json_text import parse_json
@@ -67,10 +66,6 @@ class RecordedCommand:
     def variables(self) -> dict[str, str]:
         """Return what tells the ranks of a launch."""
         return {VARIABLE: json.dumps(self.as_json())}
-
-    def without_secrets(self, environment: Mapping[str, str]) -> RecordedCommand:
-        """Return it as it may be stored with the run; `environment` is the config's launch.environment."""
-        return replace(self, overrides=public_overrides(self.overrides, environment))
 
     def again(self, run: Path, overrides: Sequence[str]) -> list[str]:
         """Return the words that resume the run; a config is the one that the run has recorded.
