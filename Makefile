@@ -44,9 +44,9 @@ recipe-vision-language: $(STAMP)
 recipe-decomposition: $(STAMP)
 	$(BIN)/python recipes/decomposition/run.py build/decomposition --overwrite --ranks 2
 
-# Most of a test's time it waits for other processes: three at once keep two cores busy. One test is handed out at a
+# Most of a test's time it waits for other processes: four at once keep two cores busy. One test is handed out at a
 # time: with more, a worker hoards hundreds, and runs the last of them alone.
-PYTEST := PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n 3 --dist load --maxschedchunk 1
+PYTEST := PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n 4 --dist load --maxschedchunk 1
 
 # Every promise, but not every variation of it: about a quarter of an hour on two cores.
 test: $(STAMP)
