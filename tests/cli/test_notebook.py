@@ -107,7 +107,9 @@ samestep.notebook_launcher(work, 3)
 
 
 def notebook(text: str, folder: Path) -> subprocess.CompletedProcess[str]:
-    return run([sys.executable, "-c", text], cwd=folder, cold=FORKS)
+    """Run cells in a process that has imported torch and started no thread, as a kernel's is."""
+    (folder / "cells.py").write_text(text)
+    return run([sys.executable, "cells.py"], cwd=folder)
 
 
 @pytest.mark.requirement("001-T-2")

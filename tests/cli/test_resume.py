@@ -117,7 +117,8 @@ def test_a_run_directory_that_is_none_is_one_clear_error_under_a_launcher(tmp_pa
         assert [found.name for found in path.iterdir()] == ["config.json"]
 
 
-def test_a_referred_variable_reaches_the_ranks(tmp_path: Path) -> None:
+def test_a_referred_variable_reaches_the_ranks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MY_TOKEN", "S3CR3T")
     (tmp_path / "task.py").write_text(
         "import os\nfrom pathlib import Path\nfrom tests.distributed.tasks import Slow\n"
         "class Told(Slow):\n"
@@ -128,7 +129,7 @@ def test_a_referred_variable_reaches_the_ranks(tmp_path: Path) -> None:
     config = tmp_path / "c.yaml"
     config.write_text(
         "task: task.py:Told\nglobal_batch: 32\nlanes: 8\nsteps: 2\nparams: {seconds: 0.0}\n"
-        "launch: {environment: {MY_TOKEN: S3CR3T, COPY: '${OMP_NUM_THREADS}'}}\n"
+        "launch: {environment: {MY_TOKEN: '${MY_TOKEN}', COPY: '${OMP_NUM_THREADS}'}}\n"
         "distributed: {threads_per_rank: 1}\n"
     )
     done = samestep("launch", config, "--nproc", "2", cwd=tmp_path)

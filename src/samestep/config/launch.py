@@ -90,7 +90,11 @@ class LaunchConfig(BaseModel):
         found = [Mistake(path, f"{name!r} is not a variable's name") for name in odd]
         # Whatever shows or stores a config must not tell them.
         found += [
-            Mistake(f"{path}.{name}", f"it looks secret, and a config is stored: write ${{{name}}}, and set it there")
+            Mistake(
+                f"{path}.{name}",
+                f"looks like a secret, and configs are stored with runs: write ${{{name}}}, and set it where the run is "
+                "launched",
+            )
             for name, value in self.environment.items()
             if referred(value) is None and is_secret(name, value)
         ]

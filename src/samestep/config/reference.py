@@ -16,7 +16,7 @@ from samestep.config.schema import Config
 
 def schema_keys() -> list[str]:
     """Return every key a config can set, by its dotted path; sections themselves are left out."""
-    return [key for key, field in _flatten_schema(Config) if section_of(field.annotation) is None]
+    return [key for key, field in flatten_schema(Config) if section_of(field.annotation) is None]
 
 
 def describe_key(key: str) -> tuple[str, str, str, str]:
@@ -43,7 +43,7 @@ def suggest_key(path: str, params: Collection[str] = ()) -> str:
     meant = _WORDS_FOR.get(path.lower().replace("_", "").replace("-", ""))
     if meant is not None:
         return f": did you mean {meant}?"
-    known = [key for key, _ in _flatten_schema(Config)] + list(ALIASES)
+    known = [key for key, _ in flatten_schema(Config)] + list(ALIASES)
     match = [key for key in known if key.rpartition(".")[2] == last][:1]
     match = match or difflib.get_close_matches(path, known, n=1, cutoff=0.6)
     return f": did you mean {match[0]}?" if match else "; samestep show lists the keys"
@@ -87,12 +87,13 @@ def _field_at(path: str) -> Any:
     return model.model_fields[name]
 
 
-def _flatten_schema(model: type[BaseModel], prefix: str = "") -> Iterator[tuple[str, Any]]:
+def flatten_schema(model: type[BaseModel], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield every key of a model and its sections, by its dotted path, with its field."""
     for name, field in model.model_fields.items():
         yield f"{prefix}{name}", field
         section = section_of(field.annotation)
         if section is not None:
-            yield from _flatten_schema(section, f"{prefix}{name}.")
+            yield from flatten_schema(section, f"{prefix}{name}.")
 
 
 _LIMITS = {

@@ -9,12 +9,12 @@ from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
-from pydantic import BaseModel, ValidationError
+from pydantic import ValidationError
 
 from samestep.config import Config, load_config
 from samestep.config.aliases import ALIASES
 from samestep.config.layers import LAYER_KEYS, ONLY_IN_FILES, Layer, read_layers
-from samestep.config.reference import schema_keys, section_of, suggest_key
+from samestep.config.reference import flatten_schema, schema_keys, suggest_key
 from samestep.config.secrets import without_passwords
 from samestep.errors import ConfigError, Mistake, TextError
 from samestep.parsing.limits import check_values, short
@@ -220,7 +220,7 @@ def _key_of(found: Any) -> str:
 
 def _message(path: str, found: Any) -> str:
     if found["type"] == "extra_forbidden":
-        known = list(_keys(SweepConfig))
+        known = [key for key, _ in flatten_schema(SweepConfig)]
         near = difflib.get_close_matches(path, known, n=1, cutoff=0.5)
         return (
             f"is not a key of a sweep: did you mean {near[0]}?"
@@ -230,14 +230,6 @@ def _message(path: str, found: Any) -> str:
     if found["type"] == "missing":
         return "is missing: a sweep needs base, space and objective.metric"
     return f"you set {short(without_passwords(repr(found['input'])))}: {found['msg']}"
-
-
-def _keys(model: type[BaseModel], prefix: str = "") -> Iterator[str]:
-    for name, entry in model.model_fields.items():
-        yield f"{prefix}{name}"
-        section = section_of(entry.annotation)
-        if section is not None:
-            yield from _keys(section, f"{prefix}{name}.")
 
 
 def _load_base(sweep: SweepConfig) -> tuple[Config | None, list[Mistake]]:

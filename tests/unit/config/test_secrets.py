@@ -56,9 +56,11 @@ def test_a_secret_is_refused_and_not_shown(override: str) -> None:
 
 
 def test_what_to_write_is_said() -> None:
-    with pytest.raises(ConfigError, match=r"launch\.environment\.HF_TOKEN: it looks secret.*: write \$\{HF_TOKEN\}"):
+    with pytest.raises(
+        ConfigError, match=r"launch\.environment\.HF_TOKEN: looks like a secret.*: write \$\{HF_TOKEN\}"
+    ):
         config_with(HF_TOKEN=SECRET, HF_HOME="/data")
-    with pytest.raises(ConfigError, match=r"launch\.environment\.DATABASE: it looks secret"):
+    with pytest.raises(ConfigError, match=r"launch\.environment\.DATABASE: looks like a secret"):
         config_with(DATABASE=f"postgres://me:{SECRET}@host/db")
 
 
