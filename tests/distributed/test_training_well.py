@@ -63,7 +63,7 @@ def test_what_travels_with_the_gradients_is_no_overflow(tmp_path: Path) -> None:
         "precision": "fp16", "loss_scale": {"init": 0.01, "min": 0.001, "interval": 1000},
         "epochs": 20, "evaluation": {"every_epochs": None}, "checkpoint": {"enabled": False},
     }  # fmt: skip
-    assert_same([train(tmp_path, one, **values) for one in (1, world)])
+    assert_same([train(tmp_path, world, **values) for world in (1, 4)])
 
 
 def test_all_ranks_skip_the_step_in_which_one_lane_overflows(tmp_path: Path) -> None:
