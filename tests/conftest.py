@@ -58,7 +58,7 @@ _SET_BY_OTHERS = (
 
 _LONGEST_FIRST = (
     "test_every_command_of_a_document_runs_as_written",
-    "recipes", "cli", "export", "distributed", "sameness", "fuzz", "chaos",
+    "recipes", "cli", "export", "distributed", "sameness", "fuzz", "chaos", "unit/distributed", "unit/sweep",
 )  # fmt: skip
 """Test functions, and folders."""
 
@@ -81,18 +81,18 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     Those of the cluster wait for Slurm most of the time: one of them comes after every four others, so that the
     workers do not all wait at once.
     """
-    places = {name: number for number, name in enumerate(_LONGEST_FIRST)}
     tests = Path(__file__).parent
 
-    def folder(item: pytest.Item) -> str:
-        return item.path.relative_to(tests).parts[0]
+    def is_in(item: pytest.Item, folder: str) -> bool:
+        return (tests / folder) in item.path.parents
 
     def place(item: pytest.Item) -> int:
         function = item.name.partition("[")[0]
-        return places.get(function, places.get(folder(item), len(places)))
+        found = (at for at, name in enumerate(_LONGEST_FIRST) if function == name or is_in(item, name))
+        return next(found, len(_LONGEST_FIRST))
 
-    waiting = iter([item for item in items if folder(item) == "cluster"])
-    busy = sorted((item for item in items if folder(item) != "cluster"), key=place)
+    waiting = iter([item for item in items if is_in(item, "cluster")])
+    busy = sorted((item for item in items if not is_in(item, "cluster")), key=place)
     ordered = []
     for at in range(0, len(busy), 4):
         ordered += [*busy[at : at + 4], *islice(waiting, 1)]
