@@ -48,7 +48,7 @@ recipe-decomposition: $(STAMP)
 # time: with more, a worker hoards hundreds, and runs the last of them alone.
 PYTEST := PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n 4 --dist load --maxschedchunk 1
 
-# Every promise, but not every variation of it: about a quarter of an hour on two cores.
+# Every promise, but not every variation of it: about ten minutes on two cores.
 test: $(STAMP)
 	$(MAKE) -j 2 lint collected
 	$(PYTEST) -m 'not variation'
