@@ -28,7 +28,7 @@ from samestep.run.run import Run
 from samestep.step.compilation import compile_model
 from samestep.step.loss_terms import LossValue
 from samestep.train.loop import Training
-from samestep.train.quiet_run import quiet_context, refuse_small_data
+from samestep.train.quiet_run import quiet_context
 from samestep.train.task import Task
 
 Advance = Callable[[int], None]
@@ -94,7 +94,6 @@ def open_samestep(loop: LoopContext) -> tuple[Advance, Run]:
     config = endless_run(loop.config, str(loop.folder), drop_last=True)
     context, _ = loop.stack.enter_context(quiet_context(config, loop.hardware))
     run = loop.stack.enter_context(Run(config, context))
-    refuse_small_data(run, loop.task)
     return in_turns(Training(run, loop.task).steps(), loop.stack), run
 
 

@@ -29,6 +29,7 @@ from samestep.distributed.signals import stopping_at_once
 from samestep.distributed.timed_calls import synchronize
 from samestep.environment.hardware import allowed_cpus, owned_cpus
 from samestep.environment.variables import process_environment
+from samestep.errors import TaskError
 from samestep.lanes.plan import BatchPlan
 from samestep.optim.kernels import put_back, torch_settings
 from samestep.report.run_facts import config_fact
@@ -123,6 +124,7 @@ class _Measuring:
     def measure(self, task: Task, progress: CountedProgress, check_stop: Callable[[], None]) -> list[dict[str, Any]]:
         """Rows, one for each variant."""
         with ExitStack() as stack:
+            refuse_small_data(task, self._plan.global_batch)
             for name in (*self._request.running, self._control):
                 progress.begin(name)
                 folder = self._folder / name
@@ -245,6 +247,16 @@ class _Measuring:
                 "slow_ranks": self._samestep["slow_ranks"] if ours else [],
             })  # fmt: skip
         return rows
+
+
+def refuse_small_data(task: Task, global_batch: int) -> None:
+    """Refuse data of which a step's batch cannot be drawn."""
+    data = task.train_data()
+    if hasattr(data, "__len__") and len(data) < global_batch:
+        raise TaskError(
+            f"the training data has {len(data)} samples, and a step of this world takes {global_batch}: "
+            "use more data, a smaller global_batch, or --mode strong"
+        )
 
 
 def _timed_phases(activity: Activity, device: torch.device, advance: Advance, steps: int) -> list[RankStep]:
