@@ -24,7 +24,7 @@ def test_a_run_is_followed_through_a_kill_and_a_resume(tmp_path: Path) -> None:
     browser()
     config = tmp_path / "slow.yaml"
     config.write_text(
-        f"task: {TASKS}:Slow\nname: slow\nparams: {{seconds: 0.1, hurry: {tmp_path}/hurry}}\nglobal_batch: 32\nlanes: 8\nsteps: 60\nlog_every: 1\n"
+        f"task: {TASKS}:Slow\nname: slow\nparams: {{seconds: 0.1, hurry: {tmp_path}/hurry}}\nglobal_batch: 32\nlanes: 8\nsteps: 200\nlog_every: 1\n"
         "checkpoint: {every_steps: 5}\ndistributed: {threads_per_rank: 1, timeout: 60}\n"
     )
     with started("launch", config, "--nproc", "2", cwd=tmp_path) as process:
@@ -35,7 +35,7 @@ def test_a_run_is_followed_through_a_kill_and_a_resume(tmp_path: Path) -> None:
             page.evaluate("document.querySelector('#part-runs a').click()")
             page.until(f"Number({_STEP}) > 8")
             page.evaluate("window.stayed = true")
-            assert page.evaluate("document.querySelector('#connection').textContent") == "live"
+            page.until("document.querySelector('#connection').textContent === 'live'")
             page.until("document.querySelectorAll('#part-ranks .lane-boxes i').length === 8")
             before = page.evaluate(f"Number({_STEP})")
             page.until(f"Number({_STEP}) > {before}")
@@ -80,7 +80,7 @@ def test_runs_are_filtered_sorted_and_compared(tmp_path: Path) -> None:
         page.evaluate("document.querySelector('#compare').click()")
         page.until("document.querySelector('h1')?.textContent === 'first, third'")
         page.until("document.querySelectorAll('figure.chart .legend button').length === 2")
-        assert "steps" in page.evaluate("document.querySelector('#part-configs').innerText")
+        page.until("document.querySelector('#part-configs')?.innerText.includes('steps')")
         page.evaluate(
             "(() => { const s = document.querySelector('figure select'); s.value = 'seconds'; s.dispatchEvent(new Event('change')); })()"
         )
