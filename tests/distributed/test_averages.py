@@ -162,7 +162,7 @@ def _sync_batchnorm(config: dict[str, Any]) -> list[float]:
     from samestep.config import load_config
     from samestep.distributed.context import create_run_context
     from samestep.distributed.hardware import detect_hardware
-    from samestep.evaluation.batchnorm import measure_batchnorm
+    from samestep.evaluation.update_bn import measure_batchnorm
     from samestep.run_setup import RunSetup
     from tests.distributed.tasks import points
 

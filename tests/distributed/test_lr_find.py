@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from samestep.bench.tuning.lr_curve import RangeTest
 from samestep.bench.tuning.lr_range_test import RangeTestResult, find_lr
+from samestep.bench.tuning.lr_suggestion import RangeTest
 from samestep.config import load_config
 from tests.distributed.running import settings, train
 from tests.ranks import run_ranks

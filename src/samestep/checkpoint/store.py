@@ -1,9 +1,9 @@
-"""Writes a run's checkpoints behind the training and removes those not kept. Rank 0's, but for parts of others."""
+"""Writes a run's checkpoints behind the training. Rank 0's, but for parts of others."""
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +11,9 @@ from torch import Tensor
 
 from samestep.checkpoint.files import DigestedFile, Files
 from samestep.checkpoint.format import read_model, write_checkpoint, write_part, write_safetensors
-from samestep.checkpoint.listing import FoundCheckpoint, list_checkpoints, rank_by_metric
 from samestep.checkpoint.manifest import MODEL, PARTIAL, SURVIVOR, Manifest, folder_name
 from samestep.checkpoint.parts import WHOLE, Part, Patience, files_of
+from samestep.checkpoint.retention import Retention
 from samestep.errors import CheckpointError
 
 
@@ -37,8 +37,8 @@ class CheckpointStore:
         patience: Patience | None = None,
     ) -> None:
         self._folder = folder
-        self._keep_last, self._keep_best = keep_last, keep_best
         self._files = files or Files()
+        self._retention = Retention(folder, keep_last, keep_best, self._files)
         self._thread: threading.Thread | None = None
         self._error: BaseException | None = None
         self._writing = ""
@@ -127,7 +127,7 @@ class CheckpointStore:
         write_checkpoint(self._files, folder, model, training, manifest, part, self._patience)
         self._written = True
         self.export_best(manifest)
-        self._remove_old(manifest)
+        self._retention.remove_old(manifest)
 
     def export_best(self, manifest: Manifest) -> None:
         """Keep `model.safetensors` of the best step, or the last, beside the checkpoints."""
@@ -160,26 +160,4 @@ class CheckpointStore:
     def remove_unfinished(self) -> None:
         """Remove what survivors of lost ranks began to write. Before the first save of a run."""
         for leftover in self._folder.glob(f"*{SURVIVOR}*"):
-            self._files.remove(leftover)
-
-    def _best(self, manifest: Manifest, found: Sequence[FoundCheckpoint]) -> set[str]:
-        """Return the names of the best so far and of those with the next best values, `keep_best` in all."""
-        first = [] if manifest.best is None else [folder_name(manifest.best.step)]
-        others = [c.folder.name for c in rank_by_metric(found, manifest.config.get("best", {}))]
-        return set([*first, *(name for name in others if name not in first)][: self._keep_best])
-
-    def _remove_old(self, manifest: Manifest) -> None:
-        """Remove all but the last and best ones; the one just written always stays."""
-        usable = [c for c in list_checkpoints(self._folder, checksums=False) if not c.wrong]
-        found = [c for c in usable if c.step <= manifest.step]
-        here = [c.folder for c in found]
-        kept = {folder.name for folder in here[-self._keep_last :]} | self._best(manifest, found)
-        for folder in here:
-            if folder.name not in kept:
-                # Renamed first: a half-removed one must not look like a checkpoint.
-                doomed = folder.with_name(folder.name + PARTIAL)
-                self._files.remove(doomed)
-                self._files.replace(folder, doomed)
-                self._files.remove(doomed)
-        for leftover in self._folder.glob(f"*{PARTIAL}"):
             self._files.remove(leftover)

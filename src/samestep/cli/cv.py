@@ -81,7 +81,7 @@ def _split(
     """Write the folds of a config's training set."""
     from samestep.config import load_config
     from samestep.errors import OutputError, PlanError
-    from samestep.train.make_folds import SplitRequest, make_folds
+    from samestep.train.choose_folds import SplitRequest, make_folds
 
     if file is None:
         raise PlanError("--only-split writes the folds: name their file with --file")

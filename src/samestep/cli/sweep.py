@@ -1,4 +1,4 @@
-"""The commands of sweeps: sweep run, sweep best."""
+"""The commands of sweeps: sweep run, sweep best. Also the table that `show SWEEP` prints."""
 
 from __future__ import annotations
 
@@ -100,9 +100,9 @@ def _run(loaded: LoadedSweep, as_json: bool) -> list[TrialRecord]:
     if sys.stderr.isatty():
         from rich.console import Console
 
-        from samestep.cli.sweep_table import SweepTable
+        from samestep.cli.live_sweep import LiveSweepTable
 
-        with SweepTable(loaded, Console(stderr=True)) as table:
+        with LiveSweepTable(loaded, Console(stderr=True)) as table:
             found = run_sweep(loaded, table.line, table.show)
     else:
         found = run_sweep(loaded, lambda line: typer.echo(line, err=True))

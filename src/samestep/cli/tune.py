@@ -300,7 +300,7 @@ def lr(
     Example: samestep tune lr config.yaml --from 1e-5 --to 1 --write tuned.yaml
     """
     with guarded(), DeferredSignals():
-        from samestep.bench.tuning.lr_curve import RangeTest
+        from samestep.bench.tuning.lr_suggestion import RangeTest
         from samestep.config import load_config
 
         test = RangeTest(smallest, largest, steps, smooth, stop_factor)

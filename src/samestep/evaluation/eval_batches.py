@@ -11,7 +11,7 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 from samestep.data.batch import Collate, LaneBatch, Moment
-from samestep.data.loaders import evaluation_parts
+from samestep.data.loader_parts import evaluation_parts
 from samestep.data.sequential import SequentialSource
 from samestep.evaluation.eval_mode import BufferSnapshot, evaluating, refuse_changed
 from samestep.lanes.plan import BatchPlan, LaneAssignment

@@ -20,8 +20,8 @@ from samestep.config import Config
 from samestep.data.batch import Moment
 from samestep.distributed.context import RunContext
 from samestep.errors import CheckpointError
-from samestep.evaluation.batchnorm import measure_batchnorm
 from samestep.evaluation.evaluate import Values
+from samestep.evaluation.update_bn import measure_batchnorm
 from samestep.lanes.random_streams import INIT
 from samestep.models.trained_model import load_modules
 from samestep.optim.weight_average import RunningMean

@@ -17,11 +17,11 @@ from samestep.reduce import ddp
 from samestep.reduce.buffers import LaneBuffers
 from samestep.reduce.gradients import GradientSum, LaneSum, OneLaneSum
 from samestep.reduce.owned_sum import OwnedSum
+from samestep.reduce.owned_update import OwnedUpdate
 from samestep.reduce.owners import Owners
 from samestep.reduce.round_sum import RoundSum
 from samestep.reduce.scaling import Scaling
 from samestep.reduce.sharded_weights import ShardedWeights
-from samestep.reduce.sharding import Sharding
 from samestep.reduce.tree_sum import SumSetup, TreeSum
 from samestep.reduce.weight_units import cut_units, refuse_checkpoints_around
 
@@ -36,7 +36,7 @@ class LaneReduction:
     """The user's model, wrapped where the level of sameness needs it."""
     gradients: GradientSum
     buffers: LaneBuffers
-    sharding: Sharding | None = None
+    sharding: OwnedUpdate | None = None
     """Updates by owners, with `distributed.shard`."""
 
 
@@ -60,7 +60,7 @@ def build_reduction(
     """
     model: nn.Module = modules[0]
     gradients: GradientSum
-    sharding: Sharding | None = None
+    sharding: OwnedUpdate | None = None
     if not isinstance(collectives, TorchCollectives):
         gradients = _single_process_sum(config, params, assignment[0], scaling)
     elif config.same == "bits":
@@ -87,7 +87,7 @@ def _tree_sum(
     params: NamedParameters,
     assignment: Sequence[range],
     scaling: Scaling,
-) -> tuple[GradientSum, Sharding | None]:
+) -> tuple[GradientSum, OwnedUpdate | None]:
     rules = config.distributed
     setup = SumSetup(assignment, collectives, rules.find_unused_parameters, scaling)
     if rules.shard == "none":
@@ -95,7 +95,7 @@ def _tree_sum(
     owners = Owners([param for _, param in params], collectives.rank, collectives.world)
     if rules.shard == "optimizer":
         sums = OwnedSum(params, setup, owners)
-        return sums, Sharding(sums, collectives)
+        return sums, OwnedUpdate(sums, collectives)
     units = cut_units(modules[0], params, rules.shard_blocks)
     refuse_checkpoints_around(units, config.memory.checkpoint)
     weights = ShardedWeights(units, owners, collectives, device)
@@ -103,7 +103,7 @@ def _tree_sum(
         module.to(device)  # what nobody owns: buffers, and frozen parameters
         weights.guard(module)
     sums = RoundSum(params, setup, weights)
-    return sums, Sharding(sums, collectives, weights)
+    return sums, OwnedUpdate(sums, collectives, weights)
 
 
 def _single_process_sum(config: Config, params: NamedParameters, my_units: range, scaling: Scaling) -> GradientSum:

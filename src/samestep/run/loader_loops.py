@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader, IterableDataset, RandomSampler
 from samestep.data.batch import Position, Source, StepData
 from samestep.data.device import DeviceCopies
 from samestep.data.factory import open_source
-from samestep.data.loaders import batch_size_of, parts_of
+from samestep.data.loader_parts import batch_size_of, parts_of
 from samestep.errors import PlanError, StepError
 from samestep.lanes.plan import BatchPlan
 from samestep.lanes.random_streams import derive

@@ -15,7 +15,7 @@ from typing_extensions import TypeVarTuple, Unpack
 from samestep.config import Config
 from samestep.data.batch import Collate, Source
 from samestep.data.factory import open_source
-from samestep.data.loaders import parts_of
+from samestep.data.loader_parts import parts_of
 from samestep.data.orders import Order
 from samestep.distributed.context import RunContext
 from samestep.errors import StepError

@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader
 
 from samestep.checkpoint.state import RunState, Stateful
 from samestep.config import Config
-from samestep.data.loaders import batch_size_of
+from samestep.data.loader_parts import batch_size_of
 from samestep.distributed.context import RunContext
 from samestep.distributed.health.watchdog import Reminder
 from samestep.errors import StepError

@@ -15,11 +15,11 @@ from samestep.data.batch import Collate, LaneBatch, Moment
 from samestep.data.orders import Order
 from samestep.distributed.health.activity import EVALUATE
 from samestep.errors import StepError
-from samestep.evaluation.batchnorm import Forward, measure_batchnorm
 from samestep.evaluation.eval_batches import EvalShard
 from samestep.evaluation.eval_rows import Embed, Labels, RetrievalEvaluator, RetrievalRequest
 from samestep.evaluation.evaluate import Measure, Outputs, Values, evaluate, evaluate_gathered
 from samestep.evaluation.gather_reduce import Op, Value, gather_lane_rows, gather_rows, reduce_values
+from samestep.evaluation.update_bn import Forward, measure_batchnorm
 from samestep.lanes.random_streams import BETWEEN
 from samestep.reduce.lane_sum import sum_lanes
 from samestep.run.loader_loops import unwrapped

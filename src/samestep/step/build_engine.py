@@ -29,9 +29,9 @@ from samestep.optim.update import Update
 from samestep.optim.wrapped_optimizers import wrapped_optimizers
 from samestep.reduce.build import LaneReduction, build_reduction
 from samestep.reduce.owned_states import OwnedStates
+from samestep.reduce.owned_update import OwnedUpdate
 from samestep.reduce.owners import Owners, is_held
 from samestep.reduce.scaling import Scaling
-from samestep.reduce.sharding import Sharding
 from samestep.reduce.stats import NO_FLAGS, RankFlags
 from samestep.run_setup import RunSetup
 from samestep.step.activation_checkpointing import checkpoint_activations
@@ -171,7 +171,7 @@ def _owns(setup: RunSetup, params: Sequence[Parameter]) -> Owns:
     return Owners(params, context.rank, context.world).is_mine if is_sharded else lambda param: True
 
 
-def _owned_states(setup: RunSetup, sharding: Sharding | None, optimizers: Sequence[Optimizer]) -> OwnedStates | None:
+def _owned_states(setup: RunSetup, sharding: OwnedUpdate | None, optimizers: Sequence[Optimizer]) -> OwnedStates | None:
     if sharding is None:
         return None
     refuse_joint_updates(optimizers)
@@ -322,7 +322,7 @@ def _scaling(setup: RunSetup) -> Scaling:
 
 
 def _clipping(
-    rules: ClipConfig, optimizers: Sequence[Optimizer], device: torch.device, sharding: Sharding | None
+    rules: ClipConfig, optimizers: Sequence[Optimizer], device: torch.device, sharding: OwnedUpdate | None
 ) -> Clipping:
     """Return the config's clipping, and the `clip_norm` of groups that have one of their own."""
     common: list[list[Parameter]] = []

@@ -27,10 +27,10 @@ from samestep.reduce.stats import EMPTY, NO_FLAGS, LaneStats, LocalStats, RankFl
 from samestep.reduce.stats_ring import StepStatsRing
 from samestep.step.capture import capture, drawing_from, has_drawn
 from samestep.step.captured_constants import CapturedConstants
+from samestep.step.cuda_streams import run_side_by_side
 from samestep.step.engine import LossFunction, StepEngine
 from samestep.step.graph_inputs import GraphInputs
 from samestep.step.lane_passes import LanePasses
-from samestep.step.lane_streams import run_side_by_side
 from samestep.step.loss_terms import TermSums, check_loss
 from samestep.step.step_log import KEPT_STEPS, step_numbers
 

@@ -14,7 +14,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from samestep.checkpoint.pruning import IntermediateValue, PruneDecision, read_decision, read_value, write_decision
+from samestep.checkpoint.prune_decision import (
+    IntermediateValue,
+    PruneDecision,
+    read_decision,
+    read_value,
+    write_decision,
+)
 from samestep.environment.variables import process_environment
 from samestep.errors import CheckpointError, RunDirError, Stopped, TaskError, UserError
 from samestep.sweep.children import Child, Children, warm_server

@@ -36,7 +36,7 @@ class TaskInfo:
 
 def task_info(config: Config, split: tuple[int, str, int] | None, file: Path) -> dict[str, Any]:
     """Load a config's task and ask it."""
-    from samestep.train.make_folds import SplitRequest, metric_names, split_dataset
+    from samestep.train.choose_folds import SplitRequest, metric_names, split_dataset
     from samestep.train.task import load_task
 
     task = load_task(config)

@@ -59,9 +59,14 @@ class TrialRecord:
         return self.objectives or (() if self.value is None else (self.value,))
 
     @property
+    def reason(self) -> str | None:
+        """Return why it failed or was pruned."""
+        return self.kept.get(REASON) or self.kept.get(PRUNED)
+
+    @property
     def remark(self) -> str:
         """Return why it ended, in one line; else the values of its folds."""
-        reason = str(self.kept.get(REASON) or "").partition("\n")[0]
+        reason = (self.reason or "").partition("\n")[0]
         return reason or " ".join(f"{value:.4g}" for value in self.kept.get(FOLDS, []))
 
     @property
@@ -73,7 +78,7 @@ class TrialRecord:
         several = {"values": self.objectives} if len(self.objectives) > 1 else {}
         return {
             "number": self.number, "state": self.state, "value": self.value, **several,
-            "params": self.values, "folds": self.kept.get(FOLDS, []), "reason": self.kept.get(REASON),
+            "params": self.values, "folds": self.kept.get(FOLDS, []), "reason": self.reason,
         }  # fmt: skip
 
 

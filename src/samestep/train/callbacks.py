@@ -1,4 +1,7 @@
-"""Listeners that many runs want; give them to `run.add_listener`, or return them from `Task.listeners`."""
+"""Listeners that many runs want; give them to `run.add_listener`, or return them from `Task.listeners`.
+
+Early stopping is none of them: the key `early_stopping`, which `train.loop` reads.
+"""
 
 from __future__ import annotations
 

@@ -1,8 +1,7 @@
-"""Our loop, written on the same steps as anybody's: validation, schedule, saving, stopping."""
+"""Our loop, written on the same steps as anybody's: validation, schedule, saving, early stopping."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Generator, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass, field
@@ -13,7 +12,6 @@ import torch
 from torch.optim.lr_scheduler import LRScheduler
 
 from samestep.checkpoint.ownership import reraise_os_errors
-from samestep.config.schema import BestConfig
 from samestep.data.generated import Generated
 from samestep.errors import PeerLost, TaskError
 from samestep.evaluation.evaluate import Values
@@ -23,35 +21,11 @@ from samestep.step.step import Step
 from samestep.step.step_log import StepRecord
 from samestep.tracking.listeners import RunListener
 from samestep.tracking.progress import TrainingProgress
+from samestep.train.best_so_far import BestSoFar
 from samestep.train.task import Task, stepper
 from samestep.train.task_evaluation import TaskEvaluation
 from samestep.train.task_optim import choose_optimizers, choose_schedules
 from samestep.train.training_averages import TrainingAverages
-
-
-@dataclass
-class BestSoFar:
-    """The best evaluation, and for how many there has been none better."""
-
-    rule: BestConfig
-    value: float | None = None
-    step: int | None = None
-    waited: int = 0
-
-    def offer(self, values: Values, step: int) -> bool:
-        """Return whether this evaluation is the best so far."""
-        value = values.get(self.rule.metric)
-        if not isinstance(value, (int, float)):
-            known = ", ".join(k for k, v in values.items() if isinstance(v, (int, float)))
-            raise TaskError(f"best.metric is {self.rule.metric!r}, but the evaluation reports {known or 'nothing'}")
-        none_yet = self.value is None or math.isnan(self.value)
-        gain = 0.0 if self.value is None else float(value) - self.value
-        better = gain > self.rule.min_delta if self.rule.mode == "max" else -gain > self.rule.min_delta
-        if self.value is None or better or (none_yet and not math.isnan(value)):
-            self.value, self.step, self.waited = float(value), step, 0
-            return True
-        self.waited += 1
-        return False
 
 
 @dataclass

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from samestep.checkpoint.ownership import reraise_os_errors
-from samestep.checkpoint.pruning import IntermediateValue, PruneDecision, read_decision, write_value
+from samestep.checkpoint.prune_decision import IntermediateValue, PruneDecision, read_decision, write_value
 from samestep.config import Config, override_config
 from samestep.distributed.health.activity import EVALUATE
 from samestep.errors import StepError, TaskError

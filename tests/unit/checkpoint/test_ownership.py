@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from samestep.bench.tuning.lr_curve import RangeTest
 from samestep.bench.tuning.lr_range_test import find_lr
+from samestep.bench.tuning.lr_suggestion import RangeTest
 from samestep.checkpoint.ownership import claim, claim_empty, clear, marker_of
 from samestep.checkpoint.torch_file import write_torch_file
 from samestep.cli import app

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from samestep.checkpoint.pruning import read_decision
+from samestep.checkpoint.prune_decision import read_decision
 from samestep.checkpoint.run_result import RunResult, read_result, write_result
 from samestep.errors import RunDirError, Stopped
 from samestep.parsing.plain_yaml import parse_yaml
@@ -156,6 +156,7 @@ def test_the_study_is_the_same_at_any_parallelism_and_timing(tmp_path: Path) -> 
     alone, children, _ = coordinated(tmp_path / "1", trials=6, **MEDIAN)
     assert children.most == 1
     assert {trial.state for trial in alone} == {"complete", "pruned"}
+    assert all(("pruned (median): val_loss " in trial.remark) == (trial.state == "pruned") for trial in alone)
     some, children, _ = coordinated(tmp_path / "other", order=1, trials=6, parallel=4, **MEDIAN)
     assert children.most == 2, "a round waits for the one before"
     assert study(some) == study(alone)

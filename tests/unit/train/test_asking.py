@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 import samestep
-from samestep.checkpoint.pruning import PruneDecision, read_decision, read_value, write_decision
+from samestep.checkpoint.prune_decision import PruneDecision, read_decision, read_value, write_decision
 from samestep.checkpoint.run_result import read_result
 from samestep.errors import CheckpointError, Stopped
 from samestep.train.requests import PruningListener

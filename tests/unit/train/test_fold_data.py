@@ -15,8 +15,8 @@ from samestep import Task
 from samestep.config.schema import FoldConfig
 from samestep.data.folds import Folds, split_plain
 from samestep.errors import PlanError, TaskError
+from samestep.train.choose_folds import SplitRequest, split_dataset
 from samestep.train.fold_data import labels_in, with_all_data, with_fold
-from samestep.train.make_folds import SplitRequest, split_dataset
 
 
 class Rows(Task):

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from samestep.config.schema import BestConfig
-from samestep.train.loop import BestSoFar
+from samestep.train.best_so_far import BestSoFar
 
 NAN, INFINITE = float("nan"), float("inf")
 

@@ -11,7 +11,7 @@ from typing import Any
 from torch import nn
 from torch.optim import Optimizer
 
-from samestep.bench.tuning.lr_curve import Curve, RangeTest, suggest, what_is_wrong
+from samestep.bench.tuning.lr_suggestion import Curve, RangeTest, suggest, what_is_wrong
 from samestep.checkpoint.ownership import claim
 from samestep.config import Config, load_config
 from samestep.config.measuring_run import measuring_run

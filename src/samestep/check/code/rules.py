@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from samestep.check.code import agreement, devices, loading, measuring, modules, output, randomness
+from samestep.check.code import agreement, devices, loading, measuring, modules, output, seeds
 from samestep.check.code.rule import Rule
 from samestep.errors import PlanError
 
-_FAMILIES = (devices, loading, randomness, output, measuring, modules, agreement)
+_FAMILIES = (devices, loading, seeds, output, measuring, modules, agreement)
 RULES: dict[str, Rule] = {rule.name: rule for family in _FAMILIES for rule in family.RULES}
 
 

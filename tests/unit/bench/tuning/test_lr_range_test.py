@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 
-from samestep.bench.tuning.lr_curve import Curve, RangeTest, suggest, what_is_wrong
 from samestep.bench.tuning.lr_range_test import (
     GroupRates,
     RangeTestResult,
@@ -22,6 +21,7 @@ from samestep.bench.tuning.lr_range_test import (
     range_test_config,
 )
 from samestep.bench.tuning.lr_report import write_html, write_png
+from samestep.bench.tuning.lr_suggestion import Curve, RangeTest, suggest, what_is_wrong
 from samestep.config import Config, load_config
 from samestep.distributed.context import SingleProcessContext
 from samestep.errors import MissingExtraError, OutputError, RangeTestError

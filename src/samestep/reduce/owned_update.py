@@ -20,7 +20,7 @@ from samestep.reduce.owned_sum import OwnedSum
 from samestep.reduce.sharded_weights import ShardedWeights
 
 
-class Sharding:
+class OwnedUpdate:
     """Clipping and optimizer steps of a run with `distributed.shard`."""
 
     def __init__(self, sums: OwnedSum, collectives: TorchCollectives, weights: ShardedWeights | None = None) -> None:

@@ -9,7 +9,7 @@ from itertools import pairwise
 
 import pytest
 
-from samestep.bench.tuning.lr_curve import Curve, RangeTest, suggest, what_is_wrong
+from samestep.bench.tuning.lr_suggestion import Curve, RangeTest, suggest, what_is_wrong
 from samestep.errors import RangeTestError
 
 

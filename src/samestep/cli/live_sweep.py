@@ -26,7 +26,7 @@ _LINES_AROUND = 9
 _COLORS = {"complete": "green", "pruned": "bright_black", "failed": "red", "running": "cyan"}
 
 
-class SweepTable:
+class LiveSweepTable:
     """While entered, the table is at the end of the terminal, and lines scroll above it."""
 
     def __init__(self, loaded: LoadedSweep, console: Console) -> None:
@@ -36,7 +36,7 @@ class SweepTable:
         self._drawn = 0.0
         self._last: Any = None
 
-    def __enter__(self) -> SweepTable:
+    def __enter__(self) -> LiveSweepTable:
         self._live.__enter__()
         return self
 

@@ -19,7 +19,7 @@ from torch.utils.data import (
     WeightedRandomSampler,
 )
 
-from samestep.data.loaders import parts_of
+from samestep.data.loader_parts import parts_of
 from samestep.errors import TaskError
 from tests.unit.step.engines import setup_of
 

@@ -14,7 +14,7 @@ from samestep import orders
 from samestep.config import load_config
 from samestep.data.batch import LaneBatch
 from samestep.distributed.context import SingleProcessContext
-from samestep.evaluation.batchnorm import measure_batchnorm
+from samestep.evaluation.update_bn import measure_batchnorm
 from samestep.run_setup import RunSetup
 
 SAMPLES = torch.randn(22, 3, generator=torch.Generator().manual_seed(1)) * 3 + 2

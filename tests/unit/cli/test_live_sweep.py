@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from samestep.cli.sweep_table import SweepTable, bar
+from samestep.cli.live_sweep import LiveSweepTable, bar
 from samestep.sweep.optuna_parts import draw
 from samestep.sweep.reading import trials_of
 from samestep.sweep.storage import Storage
@@ -25,7 +25,7 @@ def test_a_table_has_those_that_are_over_and_those_that_run(tmp_path: Path) -> N
     live.folds = [0.5]
     screen = io.StringIO()
     console = Console(file=screen, force_terminal=True, width=160, height=40)
-    with SweepTable(loaded, console) as table:
+    with LiveSweepTable(loaded, console) as table:
         table.line("trial 9: [bold]as it is[/bold]")
         table.show(over, {9: live}, 20)
         shown = screen.getvalue()
@@ -55,7 +55,7 @@ def test_all_objectives_are_in_the_table(tmp_path: Path) -> None:
     running.add(3, 0.125)
     console = Console(file=io.StringIO(), width=160, height=40)
     over = {trial.number: trial for trial in trials[:2]}
-    console.print(SweepTable(loaded, console).table(over, {2: running}, 4, 0.0))
+    console.print(LiveSweepTable(loaded, console).table(over, {2: running}, 4, 0.0))
     text = str(console.file.getvalue())  # type: ignore[attr-defined]
     for shown in ("f1", "cost", "12.25", "24.5", "0.125", "Pareto front: 0, 1"):
         assert shown in text
@@ -67,7 +67,7 @@ def test_many_trials_leave_room_for_those_that_run(tmp_path: Path) -> None:
     trials = trials_of(loaded)
     over = {trial.number: trial for trial in trials if trial.is_over}
     console = Console(file=io.StringIO(), force_terminal=True, width=160, height=20)
-    group = SweepTable(loaded, console).table(over, {29: LiveTrial.of(trials[29])}, 30, 0.0)
+    group = LiveSweepTable(loaded, console).table(over, {29: LiveTrial.of(trials[29])}, 30, 0.0)
     console.print(group)
     lines = str(console.file.getvalue()).splitlines()  # type: ignore[attr-defined]
     assert len(lines) < 20
