@@ -1,4 +1,4 @@
-"""Which checkpoints of a run are kept: the last and the best. The others are removed."""
+"""Keeps the last and the best checkpoints of a run, and removes the others."""
 
 from __future__ import annotations
 
