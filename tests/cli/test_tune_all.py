@@ -27,8 +27,7 @@ def test_it_measures_and_recommends(tmp_path: Path) -> None:
     assert [one["topic"] for one in found["advice"]] == [
         "ranks and threads", "sharding", "lanes", "loader workers", "precision", "CUDA graphs", "global batch",
     ]  # fmt: skip
-    assert len(found["conditions"]) == 8
-    assert found["machine"]["samples"] > 0
+    assert found["machine"]["device_bytes"] > 0
     assert "ranks and threads: 1 rank" in done.stderr
     if found["overrides"]:
         written = load_config(best)

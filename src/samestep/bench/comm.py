@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import socket
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
@@ -66,8 +65,7 @@ def measure_comm(
             rows += [_row(collectives, name, size, seconds) for name, seconds in taken.items()]
             trying = [name for name in trying if min(taken[name]) <= longest]
             progress.add()
-    hosts = collectives.gather(socket.gethostname())
-    facts = machine_facts(str(context.device), hosts)
+    facts = machine_facts(str(context.device), context.hosts)
     return Document(KIND, facts, rows)
 
 

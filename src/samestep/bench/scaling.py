@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import socket
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
@@ -19,6 +18,7 @@ from samestep.bench.baselines import Advance, LoopContext, Unsupported, open_ddp
 from samestep.bench.document import Document, machine_facts
 from samestep.bench.scaling_plan import DDP, KIND, MODES, SAMESTEP, ScalingRequest
 from samestep.bench.scaling_report import Cores, RankStep, phases_of, share_cores, slow_ranks
+from samestep.bench.short_runs import backend_of
 from samestep.bench.statistics import ratio_of, spread_of
 from samestep.bench.workloads import WorkloadTask, workload_of
 from samestep.config import Config
@@ -94,7 +94,7 @@ def measure_scaling(request: ScalingRequest, config: Config, context: RunContext
                 found = _Measuring(config, context, request, named, mode, plan, Path(folder))
                 rows += found.measure(task, progress, check_stop)
             gc.collect()
-    machine = machine_facts(str(context.device), context.gather(socket.gethostname()))
+    machine = machine_facts(str(context.device), context.hosts)
     return Document(KIND, machine | facts, rows)
 
 
@@ -175,7 +175,7 @@ class _Measuring:
         taken = _timed_phases(run.context.activity, context.device, advance, self._request.instrumented)
         steps = list(zip(*context.gather(taken), strict=True))
         cpus = owned_cpus(process_environment()).value
-        cores = Cores(socket.gethostname(), allowed_cpus(), cpus, context.threads)
+        cores = Cores(context.hosts[context.rank], allowed_cpus(), cpus, context.threads)
         ranks = context.gather((cores, memory))
         computes = [spread_of([step[rank].compute for step in steps]) for rank in range(len(ranks))]
         self._samestep = {
@@ -222,7 +222,7 @@ class _Measuring:
             "mode": self._mode,
             "workload": self._workload,
             "world": self._context.world,
-            "backend": getattr(self._context.collectives, "backend", "none"),
+            "backend": backend_of(self._context),
             "lanes": plan.lane_count,
             "global_batch": plan.global_batch,
             "precision": self._samestep["precision"],

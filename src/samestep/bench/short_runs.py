@@ -15,6 +15,7 @@ from samestep.config.measuring_run import endless_run
 from samestep.distributed.collectives import TorchCollectives
 from samestep.distributed.context import RunContext
 from samestep.distributed.hardware import detect_hardware
+from samestep.distributed.logging import KeptLog
 from samestep.distributed.signals import stopping_at_once
 from samestep.errors import PlanError
 from samestep.report.run_facts import config_fact
@@ -46,12 +47,11 @@ class Trials:
 
     @contextmanager
     def run(self, lanes_per_rank: int | None = None, **changes: Any) -> Iterator[Run]:
-        """A run that saves and evaluates nothing.
+        """A run on these ranks, whatever number of them the config is for.
 
         Args:
             lanes_per_rank: Other than the config's; without it, what it has, or one if that is too few.
         """
-        self._runs += 1
         world = self.context.world
         if self.config.batch_per_rank is None:
             own = max(self.config.lane_count(world), world)
@@ -60,9 +60,16 @@ class Trials:
         if weights is not None and len(weights) != world:
             even = self.config.distributed.model_copy(update={"lane_weights": None})
             changes["distributed"] = even
-        config = endless_run(self.config, str(self._folder / str(self._runs)), **changes)
-        with quiet_context(config, self._hardware) as (context, _), Run(config, context) as run:
+        with self.run_of(self.config, **changes) as (run, _):
             yield run
+
+    @contextmanager
+    def run_of(self, config: Config, **changes: Any) -> Iterator[tuple[Run, KeptLog]]:
+        """A run of another config of this task, which saves and evaluates nothing, and what it logs."""
+        self._runs += 1
+        endless = endless_run(config, str(self._folder / str(self._runs)), **changes)
+        with quiet_context(endless, self._hardware) as (context, log), Run(endless, context) as run:
+            yield run, log
         gc.collect()
 
     @contextmanager

@@ -192,9 +192,6 @@ def _print(found: Advised, config: Path | None) -> None:
     ]
     others = [(one.label, one.failed or one.shown, "") for one in found.measured]
     print_rows(("on this machine", "a step (95 % range)", ""), [*layouts, *others])
-    answers = {True: "yes", False: "no", None: "-"}
-    rows = [(one.speaks_for, one.text, answers[one.holds], one.why) for one in found.conditions]
-    print_rows(("speaks for", "if", "here", "because"), rows)
     advice = [(one.topic, one.says) for one in found.advice]
     print_rows(("setting", "recommendation"), advice)
     values = [f"{key}={json.dumps(value)}" for key, value in found.overrides.items()]

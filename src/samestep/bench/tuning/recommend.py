@@ -12,8 +12,6 @@ from typing import Any
 from samestep.bench.document import Document
 from samestep.bench.tuning.advice import (
     Advice,
-    Condition,
-    Surroundings,
     advise_batch,
     advise_graph,
     advise_lanes,
@@ -21,7 +19,6 @@ from samestep.bench.tuning.advice import (
     advise_precision,
     advise_shard,
     advise_workers,
-    conditions,
 )
 from samestep.bench.tuning.lanes import LaneCosts
 from samestep.bench.tuning.timed import Timed
@@ -80,7 +77,6 @@ class Advised:
     tried: Sequence[tuple[Layout, Timed]]
     measured: Sequence[Timed]
     """With other settings, on the recommended ranks."""
-    conditions: Sequence[Condition]
     advice: Sequence[Advice]
 
     @property
@@ -95,7 +91,6 @@ class Advised:
             "ranks": self.layout.ranks,
             "overrides": self.overrides,
             "advice": [one.as_json() for one in self.advice],
-            "conditions": [asdict(one) for one in self.conditions],
             "layouts": [{**asdict(timed), "label": way.label} for way, timed in self.tried],
             "measured": [asdict(one) for one in self.measured],
         }
@@ -155,14 +150,12 @@ def _tune_all(request: Request, hardware: Hardware, report: Callable[[str], None
         alone = _on_layout(request, Layout(1, layout.threads), [base, *larger])
         grown = {row["label"]: Timed.read(row) for row in alone.rows}
     sizes = [grown[one.label] for one in (base, *larger)]
-    known = _surroundings(machine, cpus, gpus, timed[BASE])
     shard = advise_shard(config.distributed.shard, unfit, timed[BASE].peak_bytes, _device(machine))
     return Advised(
         machine,
         layout,
         tried,
         list(timed.values()),
-        conditions(tried, known),
         [first, shard, *_decided(config, layout, others, timed), advise_batch(sizes, _device(machine))],
     )
 
@@ -252,13 +245,6 @@ def _unless_stage(line: str, report: Callable[[str], None]) -> None:
     """Not which number of ranks is measured: the stage has named it."""
     if not line.startswith("measuring on "):
         report(line)
-
-
-def _surroundings(machine: Mapping[str, Any], cpus: int, gpus: int, base: Timed) -> Surroundings:
-    samples, each = machine.get("samples"), machine.get("sample_bytes")
-    data = samples * each if isinstance(samples, int) and isinstance(each, int) else None
-    memory = machine.get("memory_bytes")
-    return Surroundings(cpus, gpus, data, memory if isinstance(memory, int) else None, base.peak_bytes)
 
 
 def _device(machine: Mapping[str, Any]) -> int | None:

@@ -6,40 +6,27 @@ memory at a time.
 
 from __future__ import annotations
 
-import gc
 import os
-import socket
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import closing
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
-from pathlib import Path
-from tempfile import TemporaryDirectory
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
-from torch import Tensor
 
-from samestep import pytree
 from samestep.bench.document import Document, machine_facts
+from samestep.bench.short_runs import Trials, trials
 from samestep.bench.tuning.timed import Timed
 from samestep.bench.tuning.variants import Variant
 from samestep.config import Config, override_config
-from samestep.config.measuring_run import endless_run
 from samestep.distributed.context import RunContext
-from samestep.distributed.hardware import detect_hardware
-from samestep.distributed.signals import stopping_at_once
 from samestep.distributed.timed_calls import synchronize
 from samestep.environment.hardware import read_limits
 from samestep.errors import OutOfMemory, PlanError, PrecisionError
-from samestep.run.run import Run
 from samestep.step.run_objects import lonely_samples
 from samestep.step.step import Step
 from samestep.tracking.progress import CountedProgress
 from samestep.tracking.step_times import peak_memory
-from samestep.train.loop import Training
-from samestep.train.quiet_run import quiet_context, reading_once, refuse_small_data
-from samestep.train.task import Task, load_task
 
 KIND = "tune"
 _WARM_UP = {"cuda": 24}
@@ -65,11 +52,10 @@ def time_variants(
     _refuse_widths(config, context, tried)
     configs, failed = _configs_of(config, context.world, tried)
     with (
-        stopping_at_once("the measurement", context.log.main) as check_stop,
-        TemporaryDirectory(prefix="samestep-tune-", ignore_cleanup_errors=True) as folder,
+        trials(config, context) as opened,
         CountedProgress("turn", rounds * len(configs), context.log, context.is_main) as progress,
     ):
-        turns = _Turns(config, context, Path(folder), steps, check_stop)
+        turns = _Turns(opened, steps)
         for number in range(rounds):
             first = number % max(1, len(configs))
             for variant in [*configs][first:] + [*configs][:first]:
@@ -81,8 +67,8 @@ def time_variants(
         Timed(one.label, context.world, failed=failed[one]) if one in failed else turns.timed(one, configs[one])
         for one in tried
     ]
-    facts = machine_facts(_described(context), context.gather(socket.gethostname()))
-    return Document(KIND, {**facts, **_sizes(turns.task, context.device)}, list(map(asdict, rows)))
+    facts = machine_facts(_described(context), context.hosts)
+    return Document(KIND, {**facts, "device_bytes": _memory_of(context.device)}, list(map(asdict, rows)))
 
 
 def _refuse_widths(config: Config, context: RunContext, tried: Sequence[Variant]) -> None:
@@ -124,18 +110,12 @@ class _Turn(NamedTuple):
 class _Turns:
     """Takes turns on this rank, and keeps what they took."""
 
-    def __init__(
-        self, config: Config, context: RunContext, folder: Path, steps: int | None, check_stop: Callable[[], None]
-    ) -> None:
-        self._context, self._folder, self._steps = context, folder, steps
-        self._check_stop = check_stop
-        self._hardware = detect_hardware()
-        self.task = reading_once(load_task(config))
+    def __init__(self, opened: Trials, steps: int | None) -> None:
+        self._opened, self._context, self._steps = opened, opened.context, steps
         self._taken: dict[Variant, list[_Turn]] = {}
         self.failed: dict[Variant, str] = {}
         """Why a variant could not be run."""
         self._notes: dict[Variant, dict[str, None]] = {}
-        self._runs = 0
 
     def take(self, variant: Variant, config: Config) -> None:
         """Time some steps of a variant, unless it could not be run before."""
@@ -150,7 +130,6 @@ class _Turns:
             self.failed[variant] = str(error).splitlines()[0]
         except PrecisionError as error:  # which all ranks raise alike
             self.failed[variant] = str(error).splitlines()[0]
-        gc.collect()
         if turn is not None:
             ranks = self._context.gather(turn)
             slowest = _Turn(max(r.seconds for r in ranks), max(r.peak_bytes for r in ranks))
@@ -168,25 +147,19 @@ class _Turns:
         )
 
     def _run(self, variant: Variant, config: Config) -> _Turn | None:
-        self._runs += 1
-        endless = endless_run(config, str(self._folder / str(self._runs)))
         device = self._context.device
         _reset_memory(device)
-        with quiet_context(endless, self._hardware) as (context, log), Run(endless, context) as run:
-            training = Training(run, self.task)
-            if self._runs == 1:
-                refuse_small_data(run, self.task)
+        with self._opened.run_of(config) as (run, log), self._opened.steps(run) as steps:
             lonely = lonely_samples([run.model], run.batch.lane_batch, 0)
             if lonely:
                 self.failed[variant] = lonely
                 return None
-            with closing(training.steps()) as steps:
-                seconds = self._time(self._stoppable(steps))
+            seconds = self._time(steps)
             on_gpu = device.type == "cuda"
             peak = torch.cuda.max_memory_reserved(device) if on_gpu else peak_memory(device)
         notes = self._notes.setdefault(variant, {})
         notes |= dict.fromkeys(line for line in log.lines if line.startswith("speed."))
-        if endless.speed.compile:
+        if config.speed.compile:
             torch.compiler.reset()  # or the shapes of all turns would count against one limit
         return _Turn(seconds, peak)
 
@@ -201,19 +174,10 @@ class _Turns:
             self._steps = self._context.broadcast(min(max(fitting, _FEWEST), _MOST))
         return _seconds_of(steps, self._steps, device)
 
-    def _stoppable(self, steps: Iterator[Step]) -> Iterator[Step]:
-        for step in steps:
-            self._check_stop()
-            yield step
-
 
 def _advance(steps: Iterator[Step], count: int) -> None:
-    for done in range(count):
-        if next(steps, None) is None:
-            raise PlanError(
-                f"the training data ended after {done} of {count} steps to time: use data that can be "
-                "read again, or fewer --steps"
-            )
+    for _ in range(count):
+        next(steps)
 
 
 def _seconds_of(steps: Iterator[Step], count: int, device: torch.device) -> float:
@@ -236,21 +200,10 @@ def _described(context: RunContext) -> str:
     return torch.cuda.get_device_name(context.device) if on_gpu else str(context.device)
 
 
-def _sizes(task: Task, device: torch.device) -> Mapping[str, Any]:
-    """Return bytes of the data, of this machine's memory, and of what a rank computes in; None if not known."""
-    data = task.train_data()
-    samples = len(data) if hasattr(data, "__len__") else None
-    sample_bytes = None
-    if samples and hasattr(data, "__getitem__"):
-        found = pytree.leaves(data[0])
-        sample_bytes = sum(one.nbytes for one in found if isinstance(one, Tensor))
+def _memory_of(device: torch.device) -> int:
+    """Return the bytes of the memory that a rank computes in."""
+    if device.type == "cuda":
+        return torch.cuda.get_device_properties(device).total_memory
     limit = read_limits().memory
     physical = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    memory = physical if limit is None else min(physical, limit)
-    on_gpu = device.type == "cuda"
-    return {
-        "samples": samples,
-        "sample_bytes": sample_bytes or None,
-        "memory_bytes": memory,
-        "device_bytes": torch.cuda.get_device_properties(device).total_memory if on_gpu else memory,
-    }
+    return physical if limit is None else min(physical, limit)

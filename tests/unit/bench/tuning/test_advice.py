@@ -10,7 +10,6 @@ import pytest
 from samestep.bench.document import Document
 from samestep.bench.tuning import advice as rules
 from samestep.bench.tuning import recommend
-from samestep.bench.tuning.advice import Surroundings
 from samestep.bench.tuning.timed import Timed, is_faster, simplest_of_fast, speedup
 from samestep.bench.tuning.variants import Layout
 from samestep.config import load_config
@@ -141,27 +140,6 @@ def test_the_largest_batch_follows_from_a_line() -> None:
     assert rules.largest_batch(found, None) is None
     assert rules.largest_batch(found[:1], 1000) is None
     assert rules.largest_batch([found[0], timed(1.0, batch=128, peak=100)], 1000) is None
-
-
-def held(tried: list[tuple[Layout, Timed]], **known: int | None) -> list[bool | None]:
-    facts = {"cpus": 4, "gpus": 0, "data_bytes": 10, "memory_bytes": 100, "peak_bytes": 20}
-    return [one.holds for one in rules.conditions(tried, Surroundings(**{**facts, **known}))]  # type: ignore[arg-type]
-
-
-@pytest.mark.requirement("002-D-2")
-def test_four_reasons_for_threads_and_four_for_ranks() -> None:
-    faster = [(ONE, timed(1.0)), (RANKS, timed(0.5, world=4))]
-    assert held(faster) == [True, True, None, False, False, False, True, False]
-    slower = [(ONE, timed(1.0)), (RANKS, timed(2.0, world=4))]
-    assert held(slower)[3] is True
-    assert held(slower)[6] is False
-    assert held(faster, gpus=2)[0] is False
-    assert held(faster, gpus=2)[5] is True
-    assert held(faster, data_bytes=60)[1] is False
-    assert held(faster, data_bytes=60)[4] is True
-    assert held(faster, data_bytes=None)[1] is None
-    assert held(faster, peak_bytes=60)[7] is True
-    assert held([(ONE, timed(1.0))])[3] is None
 
 
 @pytest.mark.parametrize(("fits", "own"), [("optimizer", "none"), ("weights", "none"), ("weights", "optimizer")])

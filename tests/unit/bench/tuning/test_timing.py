@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 
+from samestep.bench import short_runs
 from samestep.bench.tuning import timing
 from samestep.bench.tuning.timed import Timed
 from samestep.bench.tuning.variants import lane_variants
@@ -156,7 +157,7 @@ def test_what_a_run_logs_about_its_speed_is_kept_once(tmp_path: Path, context: S
     )
     given = config(tmp_path, f"{tmp_path}/talking.py:Talking")
     with pytest.MonkeyPatch.context() as patch:
-        made = timing.load_task
+        made = short_runs.load_task
 
         def load(config: Config) -> Any:
             task: Any = made(config)
@@ -169,6 +170,6 @@ def test_what_a_run_logs_about_its_speed_is_kept_once(tmp_path: Path, context: S
             patch.setattr(KeptLog, "__init__", remember)
             return task
 
-        patch.setattr(timing, "load_task", load)
+        patch.setattr(short_runs, "load_task", load)
         (found,) = measure_lanes(given, context, (2,))
     assert found.notes == ("speed.graph: replayed",)
