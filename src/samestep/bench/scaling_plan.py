@@ -15,6 +15,8 @@ SIZES = ("small", "medium", "large")
 WEAK, STRONG = "weak", "strong"
 MODES = {WEAK: (WEAK,), STRONG: (STRONG,), "both": (WEAK, STRONG)}
 SAMESTEP, DDP = "samestep", "ddp"
+PHASES = ("data", "compute", "exchange", "update", "wait")
+"""Phases of a step, from the bottom of a bar up."""
 VARIANTS = (SAMESTEP, DDP)
 _STRONG_LANES = 8
 """Lanes of a built-in workload, unless there are more ranks."""

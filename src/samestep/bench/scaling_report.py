@@ -9,13 +9,12 @@ from typing import Any
 
 from samestep.bench.document import Document
 from samestep.bench.presentation import Presentation, Table
-from samestep.bench.scaling_plan import SAMESTEP, WEAK
+from samestep.bench.scaling_panels import efficiency_panels, phase_panels
+from samestep.bench.scaling_plan import PHASES, SAMESTEP, WEAK
 from samestep.bench.statistics import Spread, spread_of
-from samestep.report.chart import COLORS, Line, Panel
 from samestep.report.format import format_bytes, format_seconds
 from samestep.words import counted
 
-PHASES = ("data", "compute", "exchange", "update", "wait")
 _SLOW, _SURELY = 1.2, 1.1
 """A rank is slow that computes so many times as long as the median rank; its range must be above the second."""
 
@@ -174,6 +173,7 @@ def present(document: Document) -> Presentation:
     """Return how it is shown: efficiency and time against ranks, the split of a step, and all rows."""
     rows = document.rows
     split = [row for row in rows if row["phases"] is not None]
+    drawn = [("", row) for row in rows]
     tables = [
         Table(
             "Steps", STEP_COLUMNS, [_step_cells(row) for row in rows],
@@ -189,7 +189,7 @@ def present(document: Document) -> Presentation:
     return Presentation(
         title="What more ranks bring",
         heading=_heading(document),
-        panels=_panels(rows),
+        panels=[*efficiency_panels(drawn), *phase_panels(drawn)],
         tables=tables,
         verdicts=verdicts(rows),
     )
@@ -237,39 +237,3 @@ def _phase(found: Mapping[str, Any]) -> str:
     scale, unit = next(((scale, unit) for scale, unit in _UNITS if found["high"] * scale >= 1), _UNITS[-1])
     median, low, high = (f"{scale * found[name]:.3g}" for name in ("median", "low", "high"))
     return f"{median} ({low} - {high}) {unit}"
-
-
-def _panels(rows: Sequence[Row]) -> list[Panel]:
-    worlds = sorted({row["world"] for row in rows})
-    found = []
-    for mode in dict.fromkeys(row["mode"] for row in rows):
-        of_mode = [row for row in rows if row["mode"] == mode]
-        lines = _lines(of_mode, lambda row: row["efficiency"] and row["efficiency"]["median"])
-        if lines:
-            ideal = Line(
-                name="ideal", group="ideal", x=[worlds[0], worlds[-1]], y=[1.0, 1.0], color="#999999", dash="dash"
-            )
-            found.append(Panel(
-                title=f"efficiency, {mode} scaling", lines=[ideal, *lines], x="ranks", y="", xlog=True,
-                xticks=worlds,
-            ))  # fmt: skip
-        found.append(Panel(
-            title=f"step, {mode} scaling", lines=_lines(of_mode, lambda row: 1e3 * row["median"]),
-            x="ranks", y="ms", xlog=True, ylog=True, xticks=worlds,
-        ))  # fmt: skip
-    return found
-
-
-def _lines(rows: Sequence[Row], value: Any) -> list[Line]:
-    found: dict[str, list[Row]] = {}
-    for row in rows:
-        if value(row) is not None:
-            found.setdefault(row["variant"], []).append(row)
-    return [
-        Line(
-            name=name, group=name, x=[row["world"] for row in of_name],
-            y=[value(row) for row in of_name], color=COLORS[number % len(COLORS)], mark="circle",
-            text=[f"{row['world']} ranks: {format_seconds(row['median'])}" for row in of_name],
-        )
-        for number, (name, of_name) in enumerate(found.items())
-    ]  # fmt: skip

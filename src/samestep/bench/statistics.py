@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 WORTH = 1.1
 """A choice that is so many times as fast is recommended in place of a simpler one."""
@@ -18,6 +19,11 @@ class Spread:
     median: float
     low: float
     high: float
+
+    @classmethod
+    def of(cls, row: Mapping[str, Any]) -> Spread:
+        """Return that of a row, or a figure, that was read."""
+        return cls(*(float(row[name]) for name in ("median", "low", "high")))
 
 
 def spread_of(values: Sequence[float]) -> Spread:

@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 from samestep.bench import kinds
 from samestep.bench.document import Document
 from samestep.bench.presentation import Presentation, Table
-from samestep.bench.report.panels import efficiency_panels, phase_panels
+from samestep.bench.scaling_panels import efficiency_panels, phase_panels
 from samestep.cli import app
 from tests.unit.bench.results import comm, document, figure, leak, machine, memory, scaling
 
@@ -106,7 +106,7 @@ def test_a_kind_that_nobody_knows_is_refused(tmp_path: Path) -> None:
 
 def test_curves_have_the_ideal_the_target_and_bands() -> None:
     rows = [scaling(1, 1.0), scaling(2, 0.6)]
-    (panel,) = efficiency_panels([machine("scaling", rows)])
+    (panel,) = efficiency_panels([("", row) for row in machine("scaling", rows).rows("scaling")])
     ours, ideal, target = panel.lines
     assert list(ours.y) == pytest.approx([100.0, 100 / 1.2])
     low, high = 99 / (2 * 0.606), 101 / (2 * 0.594)  # each time is known to 1 %
@@ -116,6 +116,6 @@ def test_curves_have_the_ideal_the_target_and_bands() -> None:
 
 def test_phases_are_stacked() -> None:
     phases = {"data": figure(0.01), "compute": figure(0.02), "wait": figure(0.005)}
-    (panel,) = phase_panels([machine("scaling", [scaling(1, 0.04, phases=phases)])])
+    (panel,) = phase_panels([("", scaling(1, 0.04, phases=phases))])
     found = {line.name: (line.base, line.y) for line in panel.lines}
     assert found == {"data": ([0.0], [10.0]), "compute": ([10.0], [30.0]), "wait": ([30.0], [35.0])}

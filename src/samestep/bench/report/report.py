@@ -13,9 +13,9 @@ from typing import Any
 
 from samestep.bench.kinds import present
 from samestep.bench.presentation import Presentation, section
-from samestep.bench.report.panels import efficiency_panels, phase_panels, throughput_panels
 from samestep.bench.report.results import Machine, Result, machines_of
 from samestep.bench.report.targets import FAIL, PASS, Target, targets_of
+from samestep.bench.scaling_panels import efficiency_panels, phase_panels, throughput_panels
 from samestep.checkpoint.files import write_whole
 from samestep.errors import OutputError
 from samestep.report.chart import Panel, chart
@@ -81,14 +81,15 @@ def make_report(results: Sequence[Result]) -> Report:
         TextError: a result is of a kind that is not known here.
     """
     machines = machines_of(results)
+    rows = [(machine.label, row) for machine in machines for row in machine.rows("scaling")]
     figures = (
         (
             "Scaling efficiency",
             "Of ideal scaling, against the smallest world; bands hold the true median in about 95 of 100 measurements.",
-            efficiency_panels(machines),
+            efficiency_panels(rows),
         ),
-        ("Throughput", "Dashed: ideal, from the smallest world.", throughput_panels(machines)),
-        ("Where the time of a step goes", "Medians, on the slowest rank.", phase_panels(machines)),
+        ("Throughput", "Dashed: ideal, from the smallest world.", throughput_panels(rows)),
+        ("Where the time of a step goes", "Medians, on the slowest rank.", phase_panels(rows)),
     )
     drawn = [figure for figure in figures if figure[-1]]
     return Report(machines, targets_of(machines), drawn, _sections(machines))

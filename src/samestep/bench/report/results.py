@@ -19,7 +19,6 @@ from pydantic import (
 
 from samestep.bench.document import FORMAT, Document
 from samestep.bench.scaling_report import with_efficiency
-from samestep.bench.statistics import Spread
 from samestep.errors import PlanError, TextError
 from samestep.parsing.json_text import read_json
 from samestep.parsing.limits import short
@@ -31,7 +30,6 @@ _IDENTITY = (
     "part", "lanes_per_rank",
 )  # fmt: skip
 """Fields that say what was measured; the others say what came out."""
-_SPREAD = ("median", "low", "high")
 
 
 def identity(kind: str, row: Row) -> tuple[object, ...]:
@@ -39,11 +37,6 @@ def identity(kind: str, row: Row) -> tuple[object, ...]:
     leak = row.get("leak") or {}
     whose = ("leak" in row, leak.get("rank"), leak.get("memory"))
     return (kind, *whose, *(row.get(name) for name in _IDENTITY))
-
-
-def spread(row: Row) -> Spread:
-    """Return a figure with its range."""
-    return Spread(*(float(row[name]) for name in _SPREAD))
 
 
 class _Row(BaseModel):

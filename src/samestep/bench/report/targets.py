@@ -6,7 +6,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 
-from samestep.bench.report.results import Machine, Row, spread
+from samestep.bench.report.results import Machine, Row
+from samestep.bench.scaling_plan import SAMESTEP
 from samestep.bench.statistics import Spread
 from samestep.report.format import format_bytes
 
@@ -14,7 +15,6 @@ State = Literal["pass", "fail", "not measured"]
 PASS: State = "pass"
 FAIL: State = "fail"
 UNKNOWN: State = "not measured"
-OURS = "samestep"
 
 
 @dataclass(frozen=True)
@@ -86,7 +86,7 @@ def _judged(limit: _Limit, figures: Sequence[tuple[Spread, str]], missing: str) 
 
 
 def _ours(machine: Machine) -> list[Row]:
-    return [row for row in machine.rows("scaling") if row["variant"] == OURS]
+    return [row for row in machine.rows("scaling") if row["variant"] == SAMESTEP]
 
 
 def _where(row: Row) -> str:
@@ -129,7 +129,7 @@ def _efficiency(mode: str, least: float) -> Callable[[Machine], Target]:
         rows = [row for row in _ours(machine) if row["mode"] == mode]
         usable, missing = _scaled(machine, rows, f"--mode {mode} with several ranks")
         known = [row for row in usable if row["efficiency"] is not None]
-        figures = [(spread(row["efficiency"]), _where(row)) for row in known]
+        figures = [(Spread.of(row["efficiency"]), _where(row)) for row in known]
         return _judged(limit, figures, missing or "no smaller world was measured to compare with")
 
     return judge
@@ -162,7 +162,7 @@ def _same_work(base: Row, row: Row) -> bool:
 
 def _throughput_ratio(base: Row, row: Row) -> Spread:
     """Samples in a second against another row's; the range is the widest that both ranges allow."""
-    before, now = spread(base), spread(row)
+    before, now = Spread.of(base), Spread.of(row)
     more = row["global_batch"] / base["global_batch"]
     return Spread(more * before.median / now.median, more * before.low / now.high, more * before.high / now.low)
 
@@ -178,7 +178,7 @@ def _exchange_share(backend: str, least: int, most: int) -> Callable[[Machine], 
         for row in usable:
             phase = (row["phases"] or {}).get("exchange")
             if phase is not None:
-                took = spread(phase)
+                took = Spread.of(phase)
                 share = Spread(*(part / row["median"] for part in (took.median, took.low, took.high)))
                 figures.append((share, _where(row)))
         return _judged(limit, figures, missing or "no phases of steps were measured")
@@ -207,7 +207,7 @@ def _amp(machine: Machine) -> Target:
 def _against_ddp(machine: Machine) -> Target:
     limit = _Limit("step time against plain DDP", "<= 1.02 x", 1.02, format_ratio, higher=False)
     rows = [row for row in _ours(machine) if row["ratio_to_ddp"] is not None]
-    figures = [(spread(row["ratio_to_ddp"]), _where(row)) for row in rows]
+    figures = [(Spread.of(row["ratio_to_ddp"]), _where(row)) for row in rows]
     return _judged(limit, figures, "no result of samestep bench scaling with DDP beside it")
 
 

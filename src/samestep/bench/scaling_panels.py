@@ -1,55 +1,50 @@
-"""Curves and bars of everything that was measured, machines and worlds beside each other."""
+"""Curves and bars of scaling: worlds beside each other, and in a report also machines."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
-from samestep.bench.report.results import Machine, Row, spread
-from samestep.bench.report.targets import OURS
+from samestep.bench.scaling_plan import PHASES, SAMESTEP, STRONG, WEAK
 from samestep.bench.statistics import Spread
 from samestep.report.chart import COLORS, Line, Panel
 from samestep.report.format import format_seconds
 
 _IDEAL, _GREY = "ideal", "#8793a0"
-PHASES = ("data", "compute", "exchange", "update", "wait")
-"""Phases of a step, from the bottom of a bar up."""
-_MODES = ("weak", "strong")
-_FLOOR = {"weak": 0.9, "strong": 0.8}
+_FLOOR = {WEAK: 0.9, STRONG: 0.8}
 """The least efficiency of the targets, which is drawn."""
 
+Rows = Sequence[tuple[str, Mapping[str, Any]]]
+"""Rows of scaling, each with the label of its machine; empty if there is one only."""
 
-def efficiency_panels(machines: Sequence[Machine]) -> list[Panel]:
+
+def efficiency_panels(rows: Rows) -> list[Panel]:
     """Efficiency of each workload and mode over worlds."""
-    rows = _scaling(machines)
     colors = _colors(_curves(rows, "variant"))
     return [
         _efficiency_panel(mode, workload, found, colors)
         for workload in _unique(row["workload"] for _, row in rows)
-        for mode in _MODES
+        for mode in (WEAK, STRONG)
         if (found := _of(rows, mode=mode, workload=workload))
     ]
 
 
-def throughput_panels(machines: Sequence[Machine]) -> list[Panel]:
+def throughput_panels(rows: Rows) -> list[Panel]:
     """Our throughput of all workloads, for each mode."""
-    rows = _of(_scaling(machines), variant=OURS)
+    rows = _of(rows, variant=SAMESTEP)
     colors = _colors(_curves(rows, "workload"))
-    return [_throughput_panel(mode, found, colors) for mode in _MODES if (found := _of(rows, mode=mode))]
+    return [_throughput_panel(mode, found, colors) for mode in (WEAK, STRONG) if (found := _of(rows, mode=mode))]
 
 
-def phase_panels(machines: Sequence[Machine]) -> list[Panel]:
+def phase_panels(rows: Rows) -> list[Panel]:
     """Return where the time of our steps goes: a bar for each world, stacked."""
-    rows = [(machine.label, row) for machine in machines for row in machine.rows("scaling") if row["phases"]]
+    rows = [(label, row) for label, row in rows if row["phases"]]
     return [
         _phase_panel(f"{workload}: {mode} scaling, time of a step", found)
         for workload in _unique(row["workload"] for _, row in rows)
-        for mode in _MODES
+        for mode in (WEAK, STRONG)
         if (found := _of(rows, mode=mode, workload=workload))
     ]
-
-
-def _scaling(machines: Sequence[Machine]) -> list[tuple[str, Row]]:
-    return [(machine.label, row) for machine in machines for row in machine.rows("scaling")]
 
 
 def _colors(names: Iterable[str]) -> Mapping[str, str]:
@@ -61,24 +56,24 @@ def _unique(names: Iterable[str]) -> list[str]:
     return list(dict.fromkeys(names))
 
 
-def _of(rows: Sequence[tuple[str, Row]], **wanted: str) -> list[tuple[str, Row]]:
+def _of(rows: Rows, **wanted: str) -> list[tuple[str, Mapping[str, Any]]]:
     return [(label, row) for label, row in rows if all(row[name] == value for name, value in wanted.items())]
 
 
-def _curves(rows: Sequence[tuple[str, Row]], by: str) -> dict[str, list[Row]]:
+def _curves(rows: Rows, by: str) -> dict[str, list[Mapping[str, Any]]]:
     """Rows by what distinguishes them: `by`, the precision if it is not fp32, and the machine."""
-    groups: dict[str, list[Row]] = {}
+    groups: dict[str, list[Mapping[str, Any]]] = {}
     for label, row in rows:
         words = [str(row[by]), "" if row["precision"] == "fp32" else row["precision"], label]
         groups.setdefault(", ".join(filter(None, words)), []).append(row)
     return {name: sorted(found, key=lambda row: row["world"]) for name, found in groups.items()}
 
 
-def _worlds(rows: Sequence[tuple[str, Row]]) -> list[float]:
+def _worlds(rows: Rows) -> list[float]:
     return sorted({float(row["world"]) for _, row in rows})
 
 
-def _efficiency_panel(mode: str, workload: str, rows: Sequence[tuple[str, Row]], colors: Mapping[str, str]) -> Panel:
+def _efficiency_panel(mode: str, workload: str, rows: Rows, colors: Mapping[str, str]) -> Panel:
     lines = []
     for name, curve in _curves(rows, "variant").items():
         lines.append(_banded(name, colors[name], [(row, _efficiency_or_one(row)) for row in curve]))
@@ -93,16 +88,16 @@ def _efficiency_panel(mode: str, workload: str, rows: Sequence[tuple[str, Row]],
     )  # fmt: skip
 
 
-def _efficiency_or_one(row: Row) -> Spread:
-    """Return the smallest world has none: it is what the others are compared with."""
-    return Spread(1.0, 1.0, 1.0) if row["efficiency"] is None else spread(row["efficiency"])
+def _efficiency_or_one(row: Mapping[str, Any]) -> Spread:
+    """Return 1 for the smallest world, which the others are compared with."""
+    return Spread(1.0, 1.0, 1.0) if row["efficiency"] is None else Spread.of(row["efficiency"])
 
 
 def _level(name: str, ends: Sequence[float], height: float, color: str = _GREY) -> Line:
     return Line(name=name, group=name, x=ends, y=[height] * len(ends), color=color, width=1, dash="dash", hover=False)
 
 
-def _banded(name: str, color: str, known: Sequence[tuple[Row, Spread]]) -> Line:
+def _banded(name: str, color: str, known: Sequence[tuple[Mapping[str, Any], Spread]]) -> Line:
     return Line(
         name=name, group=name, x=[float(row["world"]) for row, _ in known],
         y=[100 * one.median for _, one in known], low=[100 * one.low for _, one in known],
@@ -111,7 +106,7 @@ def _banded(name: str, color: str, known: Sequence[tuple[Row, Spread]]) -> Line:
     )  # fmt: skip
 
 
-def _throughput_panel(mode: str, rows: Sequence[tuple[str, Row]], colors: Mapping[str, str]) -> Panel:
+def _throughput_panel(mode: str, rows: Rows, colors: Mapping[str, str]) -> Panel:
     lines = []
     for name, curve in _curves(rows, "workload").items():
         color = colors[name]
@@ -138,12 +133,12 @@ def _throughput_panel(mode: str, rows: Sequence[tuple[str, Row]], colors: Mappin
     )  # fmt: skip
 
 
-def _rate(row: Row) -> Spread:
-    took = spread(row)
+def _rate(row: Mapping[str, Any]) -> Spread:
+    took = Spread.of(row)
     return Spread(*(row["global_batch"] / part for part in (took.median, took.high, took.low)))
 
 
-def _phase_panel(title: str, rows: Sequence[tuple[str, Row]]) -> Panel:
+def _phase_panel(title: str, rows: Rows) -> Panel:
     several = [name for name in ("precision", "backend") if len({r[name] for _, r in rows}) > 1]
     bars = sorted(rows, key=lambda one: (one[0], one[1]["world"]))
     labels = [
