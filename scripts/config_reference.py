@@ -40,7 +40,7 @@ custom loop can leave `global_batch` to its DataLoader.
 Every number has a generous upper bound, so that a typo gives an error message instead of exhausting the machine's
 memory. Dates and times such as `2024-01-01` and `12:00:00` are text.
 
-`samestep init` writes a config with comments, and `--ask` asks for the few values that nearly every run sets.
+`samestep init` writes a config with comments; its options set the few values that nearly every run sets.
 `samestep show CONFIG` prints every value with its origin. `samestep check CONFIG` checks the task's file and class, the
 names and arguments of optimizer and schedule, and whether the run can start here.
 

@@ -1,4 +1,4 @@
-"""samestep init --ask: a config from a few answers."""
+"""samestep init: a config from a few answers."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def new(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Result
     """The command in this process: it starts no run."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "own.py").write_text(OWN_TASK)
-    return lambda *words, answers="": CliRunner().invoke(app, ["init", *map(str, words)], input=answers)
+    return lambda *words: CliRunner().invoke(app, ["init", *map(str, words)])
 
 
 def test_a_folder_and_a_file_are_the_same(new: Callable[..., Result], tmp_path: Path) -> None:
@@ -37,10 +37,12 @@ def test_a_folder_and_a_file_are_the_same(new: Callable[..., Result], tmp_path: 
         assert written[0] == written[1]
 
 
-def test_questions_are_asked_in_turn(new: Callable[..., Result], tmp_path: Path) -> None:
-    done = new("mine/config.yaml", "--ask", answers="first\n\n32\n4\n2\nsgd\n0.5\nfp64\nbf16\nslurm\n")
+def test_what_is_given_is_in_the_config(new: Callable[..., Result], tmp_path: Path) -> None:
+    done = new(
+        "mine/config.yaml", "--name", "first", "--global-batch", 32, "--lanes", 4, "--epochs", 2, "--optimizer", "sgd",
+        "--lr", 0.5, "--precision", "bf16", "--via", "slurm",
+    )  # fmt: skip
     assert done.exit_code == 0, done.output
-    assert "Not fp64, but one of fp32, tf32, bf16, fp16, auto" in done.output
     config = load_config(tmp_path / "mine" / "config.yaml")
     assert (config.name, config.task, config.precision) == ("first", "task.py:MyTask", "bf16")
     assert (config.global_batch, config.lanes, config.epochs) == (32, 4, 2)
@@ -50,13 +52,8 @@ def test_questions_are_asked_in_turn(new: Callable[..., Result], tmp_path: Path)
     assert "def optimizers" not in (tmp_path / "mine" / "task.py").read_text()
 
 
-def test_what_is_given_is_not_asked(new: Callable[..., Result], tmp_path: Path) -> None:
-    done = new(
-        "mine.yaml", "--ask", "--name", "no", "--task", "own.py:Mine", "--global-batch", 16, "--lanes", 2,
-        "--epochs", 1, "--precision", "auto", "--via", "torchrun", answers="\n",
-    )  # fmt: skip
-    assert done.exit_code == 0, done.output
-    assert done.output.startswith("Optimizer: a class of torch.optim, or task for the task's own")
+def test_a_task_of_the_users_keeps_its_optimizer(new: Callable[..., Result], tmp_path: Path) -> None:
+    assert new("mine.yaml", "--name", "no", "--task", "own.py:Mine").exit_code == 0
     config = load_config(tmp_path / "mine.yaml")
     assert (config.name, config.optimizer, config.params) == ("no", None, {})
     assert config.best.metric == "val_loss", "the starter's is of its own task"
@@ -95,13 +92,6 @@ def test_answers_that_make_no_config(
     done = new("bad.yaml", *words)
     assert (done.exit_code, message in done.output) == (2, True), done.output
     assert not (tmp_path / "bad.yaml").exists()
-
-
-def test_an_end_of_answers_writes_nothing(new: Callable[..., Result], tmp_path: Path) -> None:
-    done = new("mine.yaml", "--ask", answers="first\n")
-    assert done.exit_code == 1
-    assert "Traceback" not in done.output
-    assert not (tmp_path / "mine.yaml").exists()
 
 
 def test_what_was_written_is_shown_and_trains(tmp_path: Path) -> None:

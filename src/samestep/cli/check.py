@@ -10,17 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from samestep.cli.app import (
-    STARTING,
-    AsJson,
-    LocalRank,
-    app,
-    guarded,
-    print_rows,
-    refuse_outputs,
-    split_overrides,
-    usable,
-)
+from samestep.cli.app import STARTING, AsJson, LocalRank, app, guarded, print_rows, split_overrides, usable
 from samestep.environment.launch import detect_launch
 from samestep.environment.torch_build import installed_torch
 from samestep.environment.variables import exporting, process_environment, thread_variables
@@ -50,7 +40,6 @@ def check(
     rules: Annotated[str, typer.Option(help="Of code: look for these alone, with commas between.")] = "",
     ignore: Annotated[str, typer.Option(help="Of code: leave these rules out.")] = "",
     show_rules: Annotated[bool, typer.Option("--list", help="Show the rules for code, and exit.")] = False,
-    report: Annotated[Path | None, typer.Option("--report", help="Of code: also write an HTML page here.")] = None,
     as_json: AsJson = False,
     local_rank: LocalRank = None,
 ) -> None:
@@ -76,10 +65,10 @@ def check(
             chosen = chosen_rules(rules, ignore)
             if config is not None or overrides:
                 raise LaunchError("a config and code are checked one after the other: name one of them")
-            exit_code = _list(chosen, as_json) if show_rules else _check_code(code, chosen, report, as_json)
+            exit_code = _list(chosen, as_json) if show_rules else _check_code(code, chosen, as_json)
         else:
-            if rules or ignore or report is not None:
-                raise LaunchError("--rules, --ignore and --report are for code: name a folder or a file")
+            if rules or ignore:
+                raise LaunchError("--rules and --ignore are for code: name a folder or a file")
             exit_code = _check_machine(config, overrides, as_json)
     raise typer.Exit(exit_code)
 
@@ -137,13 +126,12 @@ def _list(rules: list[Rule], as_json: bool) -> int:
     return 0
 
 
-def _check_code(paths: list[Path], rules: list[Rule], report: Path | None, as_json: bool) -> int:
-    from samestep.check.code.report import COLUMNS, lines, rows, summary, write_report
+def _check_code(paths: list[Path], rules: list[Rule], as_json: bool) -> int:
+    from samestep.check.code.report import COLUMNS, lines, rows, summary
     from samestep.check.code.scan import scan
 
     if detect_launch(process_environment()).world > 1:
         raise LaunchError("code is read by one process: start this command once")
-    refuse_outputs(report)
     found = scan(paths, rules)
     if as_json:
         typer.echo(json.dumps(found.as_json()))
@@ -155,7 +143,4 @@ def _check_code(paths: list[Path], rules: list[Rule], report: Path | None, as_js
         typer.echo(summary(found))
     for file, why in found.skipped.items():
         typer.echo(f"samestep: {file} {why}; it was not read", err=True)
-    if report is not None:
-        write_report(found, ", ".join(map(str, paths)), report)
-        typer.echo(f"Page: {report}", err=True)
     return FOUND_IN_CODE if found.findings else 0

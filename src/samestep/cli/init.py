@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
@@ -39,7 +40,6 @@ def init(
         str, typer.Option(help="The kind of machine, of those that --list shows.", metavar="NAME")
     ] = "",
     show_templates: Annotated[bool, typer.Option("--list", help="Show the templates, and exit.")] = False,
-    ask: Annotated[bool, typer.Option("--ask", help="Ask for what the options below leave open.")] = False,
     name: Annotated[str | None, typer.Option(help="The run's name; its folder's if empty.")] = None,
     task: Annotated[
         str | None, typer.Option(metavar="FILE.py:Class", help="Your task; the starter's is written if not set.")
@@ -69,12 +69,10 @@ def init(
         given = {key: context.params[key] for key in _ANSWERS}
         if template and path.suffix in _CONFIGS:
             raise LaunchError(f"a template is several files: give a folder, not {path}")
-        if template and (ask or any(value is not None for value in given.values())):
+        if template and any(value is not None for value in given.values()):
             raise LaunchError("a template has its own answers: leave out the others, and edit its config")
-        refuse_existing([file])  # before anything is asked
-    answers = None if template else _answers(given, file, ask)  # not guarded: Ctrl-C ends it as everywhere
-    with guarded():
-        _write(file, template, answers)
+        refuse_existing([file])
+        _write(file, template, None if template else _answers(given, file))
 
 
 _ANSWERS = ("name", "task", "global_batch", "lanes", "epochs", "optimizer", "lr", "precision", "via")
@@ -97,47 +95,14 @@ def _write(file: Path, template: str, answers: Answers | None) -> None:
         typer.echo(f"now: {command}")
 
 
-def _answers(given: Mapping[str, Any], file: Path, asks: bool) -> Answers:
-    """Return what was given, then asked, then the defaults."""
+def _answers(given: Mapping[str, Any], file: Path) -> Answers:
+    """Return what was given, else the defaults; a task without optimizers gets one."""
     from samestep.cli.starter import OWN_OPTIMIZER, TASK, Answers, makes_optimizers
 
-    first = Answers()
-
-    def ask(key: str, question: str, default: Any, kind: Any = str) -> Any:
-        value = given[key]
-        if value is not None or not asks:
-            return default if value is None else value
-        return typer.prompt(question, default=default, type=kind)
-
-    def choose(key: str, question: str, default: str, kind: Any) -> str:
-        names = get_args(kind)
-        answer = ask(key, f"{question} ({', '.join(names)})", default)
-        while answer not in names:
-            answer = ask(key, f"Not {answer}, but one of {', '.join(names)}", default)
-        return str(answer)
-
-    name = ask("name", "The run's name", file.absolute().parent.name if asks else None)
-    task = ask("task", f"Your task, as FILE.py:Class ({TASK}: one to start from is written)", TASK)
-    sizes = {
-        "global_batch": ask("global_batch", "Samples in one step of the whole run", first.global_batch, int),
-        "lanes": ask("lanes", "Lanes, equal parts of it: the most ranks it can use", first.lanes, int),
-        "epochs": ask("epochs", "Passes over the data", first.epochs, int),
-    }
-    own = task == TASK or makes_optimizers(task, file.parent)
-    optimizer = ask(
-        "optimizer",
-        f"Optimizer: a class of torch.optim, or {OWN_OPTIMIZER} for the task's own",
-        OWN_OPTIMIZER if own else "adamw",
-    )
-    lr = given["lr"]
-    if lr is None and (optimizer != OWN_OPTIMIZER or (task == TASK and asks)):
-        lr = ask("lr", "Learning rate", 0.01 if task == TASK else 0.001, float)
-    return Answers(
-        name=name or None,
-        task=task,
-        optimizer=optimizer,
-        lr=lr,
-        precision=choose("precision", "Precision", first.precision, Precision),
-        via=choose("via", "What starts its ranks", first.via, Via),
-        **sizes,
-    )
+    answers = Answers(**{key: value for key, value in given.items() if value is not None})
+    is_starter = answers.task == TASK
+    if given["optimizer"] is None and not is_starter and not makes_optimizers(answers.task, file.parent):
+        answers = replace(answers, optimizer="adamw")
+    if answers.lr is None and answers.optimizer != OWN_OPTIMIZER:
+        answers = replace(answers, lr=0.01 if is_starter else 0.001)
+    return answers

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from samestep.check.code.report import lines, summary, write_report
+from samestep.check.code.report import lines, summary
 from samestep.check.code.rules import RULES, chosen_rules
 from samestep.check.code.scan import LARGEST_CODE, Scan, scan
 from samestep.errors import OutputError, PlanError
@@ -150,13 +150,3 @@ def test_the_text_explains_each_rule_once(tmp_path: Path) -> None:
     assert sum(line.startswith("  why: ") for line in text) == 1
     assert f"{tmp_path / 'mine.py'}:3: cuda-call: `.cuda()`" in text
     assert summary(found) == "2 places in 1 file"
-
-
-def test_the_page_escapes_what_it_shows(tmp_path: Path) -> None:
-    write(tmp_path / "mine.py", "import torch\nx = f('<b>').cuda()\n")
-    page = tmp_path / "page.html"
-    write_report(scanned(tmp_path), "<mine>", page)
-    text = page.read_text()
-    assert "f(&#x27;&lt;b&gt;&#x27;).cuda()" in text
-    assert "<mine>" not in text
-    assert '<h2 id="cuda-call">' in text
