@@ -179,12 +179,8 @@ def best(
 
 
 def _explain(choice: Choice, metric: str) -> None:
-    header, rows = choice.figures(metric)
-    if rows:
-        print_rows(header, rows)
-        typer.echo("measured here in interleaved rounds: the median, and between which half of the rounds were")
-    else:
-        typer.echo(f"latency was not measured: {choice.not_measured}")
+    print_rows(*choice.figures(metric))
+    typer.echo("measured here in interleaved rounds: the median, and between which half of the rounds were")
     typer.echo(choice.words(metric))
 
 

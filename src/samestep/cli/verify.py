@@ -51,7 +51,7 @@ Against = Annotated[Path | None, typer.Option(help="Also compare with this loss 
 Rtol = Annotated[float, typer.Option(help="Tolerance for same: rounding and for --against.")]
 Ddp = Annotated[bool, typer.Option("--ddp", help="Also run it as plain DistributedDataParallel, and show both.")]
 Report = Annotated[Path | None, typer.Option(help="Where the HTML report goes.")]
-Card = Annotated[Path | None, typer.Option(help="Draw the certificate as a picture: .png, .svg or .pdf.")]
+Picture = Annotated[Path | None, typer.Option(help="Draw the losses under the verdict: .png, .svg or .pdf.")]
 
 
 @app.command(rich_help_panel=TRAINING, cls=TakesScript)
@@ -72,7 +72,7 @@ def verify(
     as_json: AsJson = False,
     ddp: Ddp = False,
     report: Report = None,
-    picture: Card = None,
+    picture: Picture = None,
 ) -> None:
     """Run a config, or a script, at several world sizes and prove that it is the same run.
 
@@ -106,7 +106,7 @@ def verify(
             typer.echo(_NOT_FOUND if explain else f"{_OFFER}: {again}", err=True)
         _keep_result(result, loaded)
         _write_report(result, loaded, report, draws_lanes=not shards, ddp=plain_ddp)
-        _draw_card(result, loaded, picture)
+        _draw_picture(result, loaded, picture)
     if not result.kept:
         raise typer.Exit(PROMISE_NOT_KEPT)
 
@@ -130,13 +130,13 @@ def _keep_result(result: Verification, config: Config) -> None:
         typer.echo(f"samestep: the result was not written: {error}", err=True)
 
 
-def _draw_card(result: Verification, config: Config, picture: Path | None) -> None:
-    from samestep.verify.report import write_card
+def _draw_picture(result: Verification, config: Config, picture: Path | None) -> None:
+    from samestep.verify.report import write_picture
 
     if picture is None:
         return
     try:
-        write_card(result, config.name, picture)
+        write_picture(result, config.name, picture)
         typer.echo(f"Picture: {picture}", err=True)
     except SamestepError as error:
         typer.echo(f"No picture: {error}", err=True)

@@ -53,7 +53,7 @@ def write_panels(title: str, panels: Sequence[Panel], path: Path, force: bool = 
     heights = [max(panel.height for panel in row) * _INCHES for row in rows]
     # Without pyplot: this needs no display and changes no global state.
     figure = Figure(figsize=(12.8, sum(heights) + 0.9), dpi=110, layout="constrained")
-    figure.suptitle(literal_text(title), fontsize=12)
+    figure.suptitle(_literal(title), fontsize=12)
     grid = GridSpec(len(rows), 2, figure=figure, height_ratios=heights)
     entries: dict[str, Any] = {}
     for at, row in enumerate(rows):
@@ -61,10 +61,10 @@ def write_panels(title: str, panels: Sequence[Panel], path: Path, force: bool = 
             place = grid[at, :] if panel.full else grid[at, column]
             _draw(figure.add_subplot(place), panel, entries)
     figure.legend(
-        list(entries.values()), [literal_text(name) for name in entries], loc="outside lower center",
+        list(entries.values()), [_literal(name) for name in entries], loc="outside lower center",
         ncols=6, frameon=False, fontsize=9,
     )  # fmt: skip
-    save_figure(figure, path)
+    _save(figure, path)
 
 
 def _rows(panels: Sequence[Panel]) -> list[list[Panel]]:
@@ -78,11 +78,11 @@ def _rows(panels: Sequence[Panel]) -> list[list[Panel]]:
 
 
 def _draw(axes: Any, panel: Panel, entries: dict[str, Any]) -> None:
-    axes.set_title(literal_text(panel.title), fontsize=10)
+    axes.set_title(_literal(panel.title), fontsize=10)
     axes.grid(alpha=0.25)
     axes.set_axisbelow(True)
-    axes.set_xlabel(literal_text(panel.x), fontsize=8)
-    axes.set_ylabel(literal_text(panel.y), fontsize=8)
+    axes.set_xlabel(_literal(panel.x), fontsize=8)
+    axes.set_ylabel(_literal(panel.y), fontsize=8)
     axes.tick_params(labelsize=8)
     if panel.xlog:
         axes.set_xscale("log")
@@ -101,7 +101,7 @@ def _draw(axes: Any, panel: Panel, entries: dict[str, Any]) -> None:
     ):
         if ticks is not None:
             # In plain numbers: a logarithmic axis would name powers of ten only.
-            put(list(ticks), [f"{tick:g}" for tick in ticks] if labels is None else list(map(literal_text, labels)))
+            put(list(ticks), [f"{tick:g}" for tick in ticks] if labels is None else list(map(_literal, labels)))
             put([], minor=True)
     if panel.xrange is not None:
         axes.set_xlim(*panel.xrange)
@@ -110,7 +110,7 @@ def _draw(axes: Any, panel: Panel, entries: dict[str, Any]) -> None:
     for note in panel.notes:
         box = {"facecolor": "white", "edgecolor": "none", "alpha": 0.75, "pad": 1}
         axes.annotate(
-            literal_text(note["text"]), (note["x"], note["y"]), xytext=(4, 0), fontsize=8, va="center",
+            _literal(note["text"]), (note["x"], note["y"]), xytext=(4, 0), fontsize=8, va="center",
             textcoords="offset points", bbox=box,
         )  # fmt: skip
 
@@ -165,7 +165,7 @@ def _line(axes: Any, line: Line) -> Any:
     return drawn
 
 
-def save_figure(figure: Any, path: Path) -> None:
+def _save(figure: Any, path: Path) -> None:
     """Write a figure of matplotlib: whole, or not at all."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -175,7 +175,7 @@ def save_figure(figure: Any, path: Path) -> None:
         raise OutputError(f"{path} cannot be written: {error.strerror or error}") from None
 
 
-def literal_text(name: str) -> str:
+def _literal(name: str) -> str:
     """Return a name as it is: matplotlib takes dollars for formulas, and hides what begins with _."""
     text = name.replace("$", r"\$")
     return f" {text}" if text.startswith("_") else text

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from samestep.errors import RunDirError
 from samestep.report.chart import Line, Panel, chart
 from samestep.report.page import write_page
 from samestep.report.picture import write_panels
@@ -19,7 +20,7 @@ from samestep.sweep.optuna_parts import import_optuna
 from samestep.sweep.panels import COLORS, described, sweep_panels
 from samestep.sweep.reading import trials_of
 from samestep.sweep.schema import SweepConfig
-from samestep.sweep.selection import seconds_per_sample
+from samestep.sweep.selection import runs_of
 from samestep.sweep.storage import TrialRecord, best_of, best_words, front, trial_cells
 
 FEWEST = 4
@@ -120,6 +121,25 @@ class SweepPlots:
         write_page(path, f"Sweep {self.sweep.name}", body, _facts(self.sweep), force=force)
 
 
+def _seconds_per_sample(sweep: SweepConfig, trial: TrialRecord) -> float | None:
+    """Return what a sample costs in training, the mean of a trial's folds; None if a run has not measured it.
+
+    Not of a step: batches of trials may differ.
+    """
+    from samestep.run.time_report import read_times
+
+    found = []
+    for run in runs_of(sweep, trial):
+        try:
+            speed = read_times(run).get("samples_per_second", {}).get("median")
+        except RunDirError:
+            return None
+        if not speed:
+            return None
+        found.append(1 / speed)
+    return math.fsum(found) / len(found) if found else None
+
+
 def plots_of(loaded: LoadedSweep) -> SweepPlots:
     """Return the plots of a sweep, also while it runs."""
     sweep, trials = loaded.sweep, trials_of(loaded)
@@ -127,7 +147,7 @@ def plots_of(loaded: LoadedSweep) -> SweepPlots:
     costs = {
         trial.number: cost
         for trial in trials
-        if trial.state == "complete" and (cost := seconds_per_sample(sweep, trial)) is not None
+        if trial.state == "complete" and (cost := _seconds_per_sample(sweep, trial)) is not None
     }
     panels = [*pareto_panels(sweep, trials), *sweep_panels(sweep, trials, important, costs)]
     return SweepPlots(sweep, trials, panels, [] if why is None else [why])

@@ -1,20 +1,18 @@
-"""Selects a trial: the best one, or the fastest of those that are nearly as good.
+"""Selects the fastest of the trials that are nearly as good as the best one.
 
 Models are timed here and now, in another process.
 """
 
 from __future__ import annotations
 
-import math
 import statistics
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from samestep.errors import CheckpointError, RunDirError, TaskError, TextError, UserError
-from samestep.parsing.files import is_file
+from samestep.errors import CheckpointError, TaskError, TextError
 from samestep.parsing.json_text import read_json
 from samestep.sweep.children import Children
 from samestep.sweep.loading import LoadedSweep
@@ -22,9 +20,6 @@ from samestep.sweep.reading import best_trial, trials_of
 from samestep.sweep.schema import SweepConfig
 from samestep.sweep.storage import TrialRecord
 from samestep.sweep.study_folder import trial_folder
-
-MODEL = "model.safetensors"
-LATENCY = "seconds for one sample"
 
 
 @dataclass(frozen=True)
@@ -34,40 +29,39 @@ class Choice:
     trial: TrialRecord
     best: TrialRecord
     margin: float
-    measure: str
-    """What its cost is: seconds for one sample, seconds per sample in training, or parameters."""
-    cost: float
-    best_cost: float
-    candidates: Sequence[TrialRecord] = ()
+    candidates: Sequence[TrialRecord]
     """All within the margin."""
-    latencies: Mapping[int, Latency] = field(default_factory=dict)
-    """Latencies of the candidates by number, if they were measured."""
-    not_measured: str = ""
-    """Why they were not."""
+    latencies: Mapping[int, Latency]
+    """Latencies of the candidates by number."""
+
+    def cost(self, trial: TrialRecord) -> float:
+        """Return the seconds that a candidate takes for one sample."""
+        return self.latencies[trial.number].one.median
 
     def as_json(self) -> dict[str, Any]:
         """Return the fields of `best --json`."""
-        best = {"number": self.best.number, "value": self.best.value, "cost": self.best_cost}
-        found = {"margin": self.margin, "measure": self.measure, "cost": self.cost, "best": best}
-        if self.not_measured:
-            return {**found, "not_measured": self.not_measured}
+        best = {"number": self.best.number, "value": self.best.value, "cost": self.cost(self.best)}
         candidates = [
             {"number": t.number, "value": t.value, **self.latencies[t.number].as_json()} for t in self.candidates
         ]
-        return {**found, "candidates": candidates}
+        return {"margin": self.margin, "cost": self.cost(self.trial), "best": best, "candidates": candidates}
 
     def words(self, metric: str) -> str:
         """Return why this trial, in one sentence."""
         within = f"within {self.margin:g} of the best, {metric} {self.best.value:.6g} (trial {self.best.number})"
         if self.trial.number == self.best.number:
-            return f"no trial {within}, has fewer {self.measure}: {self.cost:.4g}"
-        costs = f"{self.cost:.4g} {self.measure}, where that has {self.best_cost:.4g}"
-        return f"trial {self.trial.number} is {within}, and has the fewest: {costs}"
+            return (
+                f"no trial {within}, is faster than its {self.latencies[self.best.number].one.words()} for one sample"
+            )
+        took, best = (self.latencies[trial.number].one.words() for trial in (self.trial, self.best))
+        return (
+            f"trial {self.trial.number} is {within}, and is the fastest: {took} for one sample, where that takes {best}"
+        )
 
     def figures(self, metric: str) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
-        """Return what was measured, as the header and the rows of a table; no rows if nothing was."""
+        """Return what was measured, as the header and the rows of a table."""
         rows: list[tuple[str, ...]] = []
-        for trial in self.candidates if self.latencies else ():
+        for trial in self.candidates:
             taken = self.latencies[trial.number]
             batch = f"{taken.batch.words()} for {taken.size}"
             rows.append((str(trial.number), f"{trial.value:.6g}", taken.one.words(), batch))
@@ -75,12 +69,11 @@ class Choice:
 
 
 def prefer_faster(loaded: LoadedSweep, margin: float) -> Choice:
-    """Return the fastest trial whose value is within a margin of the best.
-
-    By what its model takes for one sample, measured now; where that cannot be, by its training.
+    """Return the trial whose model is the fastest for one sample, measured now, within a margin of the best value.
 
     Raises:
-        RunDirError: if no trial is complete, or one within the margin has left no measurement.
+        RunDirError: No trial is complete.
+        TaskError: A model within the margin cannot be measured.
     """
     best = best_trial(loaded)
     assert best.value is not None, "it is complete"
@@ -91,38 +84,18 @@ def prefer_faster(loaded: LoadedSweep, margin: float) -> Choice:
         for trial in trials_of(loaded)
         if trial.state == "complete" and trial.value is not None and abs(trial.value - best.value) <= allowed
     ]
-    try:
-        return _by_latency(loaded, near, best, margin)
-    except UserError as error:
-        reason = str(error)
-    for measure, cost_of in _MEASURES.items():
-        costs = {trial.number: cost_of(loaded.sweep, trial) for trial in near}
-        known = {number: cost for number, cost in costs.items() if cost is not None}
-        if len(known) < len(near):
-            continue  # compared by one measure, or not at all
-        chosen = _least(near, best, known)
-        cost, best_cost = known[chosen.number], known[best.number]
-        return Choice(chosen, best, margin, measure, cost, best_cost, near, not_measured=reason)
-    without = ", ".join(str(number) for number, cost in costs.items() if cost is None)
-    raise RunDirError(
-        f"nothing shows how fast the trials {without} are: their latency could not be measured ({reason}), "
-        f"and the directories of their runs have neither times in metrics.jsonl nor a {MODEL}. Leave out "
-        "--prefer-faster-within"
-    )
-
-
-def _by_latency(loaded: LoadedSweep, near: Sequence[TrialRecord], best: TrialRecord, margin: float) -> Choice:
     base = loaded.base
     size = base.evaluation.batch or base.batch_plan(1).lane_batch
     # The folds of a trial have the same model.
     runs = {trial.number: runs_of(loaded.sweep, trial)[0] for trial in near}
-    found = measure_latencies(runs, size)
+    try:
+        found = measure_latencies(runs, size)
+    except TaskError as error:
+        raise TaskError(f"--prefer-faster-within cannot measure the models: {error}. Leave it out") from None
     fastest = min((found[trial.number].one for trial in near), key=lambda one: one.median)
     # What the spread cannot tell from the fastest is as fast: of those, the better one.
     costs = {n: 0.0 if f.one.low <= fastest.high else f.one.median for n, f in found.items()}
-    chosen = _least(near, best, costs)
-    cost, best_cost = found[chosen.number].one.median, found[best.number].one.median
-    return Choice(chosen, best, margin, LATENCY, cost, best_cost, near, found)
+    return Choice(_least(near, best, costs), best, margin, near, found)
 
 
 def _least(near: Sequence[TrialRecord], best: TrialRecord, costs: Mapping[int, float]) -> TrialRecord:
@@ -130,47 +103,6 @@ def _least(near: Sequence[TrialRecord], best: TrialRecord, costs: Mapping[int, f
     value = best.value or 0.0
     order = [(costs[t.number], abs((t.value or 0.0) - value), t.number, t) for t in near]
     return min(order, key=lambda entry: entry[:3])[3]
-
-
-def seconds_per_sample(sweep: SweepConfig, trial: TrialRecord) -> float | None:
-    """Return what a sample costs in training, the mean of a trial's folds; None if a run has not measured it.
-
-    Not of a step: batches of trials may differ.
-    """
-    from samestep.run.time_report import read_times
-
-    found = []
-    for run in runs_of(sweep, trial):
-        try:
-            speed = read_times(run).get("samples_per_second", {}).get("median")
-        except RunDirError:
-            return None
-        if not speed:
-            return None
-        found.append(1 / speed)
-    return math.fsum(found) / len(found) if found else None
-
-
-def parameters(sweep: SweepConfig, trial: TrialRecord) -> float | None:
-    """Return how many numbers a trial's model has; None if it has left no model."""
-    from safetensors import SafetensorError, safe_open
-
-    path = runs_of(sweep, trial)[0] / MODEL
-    if not is_file(path):
-        return None
-    try:
-        with safe_open(path, framework="np") as file:
-            return float(
-                sum(math.prod(file.get_slice(name).get_shape()) for name in file.keys())  # noqa: SIM118
-            )
-    except (SafetensorError, OSError):
-        return None
-
-
-_MEASURES: dict[str, Callable[[SweepConfig, TrialRecord], float | None]] = {
-    "seconds per sample in training": seconds_per_sample,
-    "parameters": parameters,
-}
 
 
 def runs_of(sweep: SweepConfig, trial: TrialRecord) -> Sequence[Path]:

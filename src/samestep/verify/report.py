@@ -6,14 +6,12 @@ import html
 from collections.abc import Mapping
 from pathlib import Path
 
-from samestep.errors import MissingExtraError
 from samestep.report.chart import COLORS, Line, Panel, chart
 from samestep.report.lanes_drawing import MOST_LANES, draw_lanes
 from samestep.report.page import write_page
-from samestep.report.picture import literal_text, refuse_picture, save_figure
+from samestep.report.picture import write_panels
 from samestep.report.table import Cell, code, html_table, marked
 from samestep.verify.result import Verification, WorldResult
-from samestep.version import __version__
 from samestep.words import counted
 
 _PROMISES = {
@@ -75,7 +73,7 @@ Compared with the run on {counted(html.escape(result.worlds[0].label), "rank")}.
 {suspect}
 {against}
 {_lanes(result, lanes)}
-{_figure(result)}
+{chart(_panels(result))}
 {"" if ddp is None else _ddp(ddp)}"""
     write_page(path, f"samestep verify: {title}", body, facts)
 
@@ -97,7 +95,7 @@ def _ddp(ddp: Verification) -> str:
     return f"""<h2>Beside it: DistributedDataParallel</h2>
 <p>The same config with <code>same: samples</code>, which has the same samples and plain DDP's arithmetic: {states}.</p>
 {html_table(["ranks", "state", "last loss"], rows, numbers=["ranks", "last loss"])}
-{_figure(ddp)}"""
+{chart(_panels(ddp))}"""
 
 
 def _lanes(result: Verification, lanes: int | None) -> str:
@@ -113,7 +111,7 @@ def _row(world: WorldResult) -> list[str | Cell]:
     return [world.label, str(record.steps), f"{record.seconds_per_step * 1e3:.1f}", code(record.state_hash), result]
 
 
-def _figure(result: Verification) -> str:
+def _panels(result: Verification) -> list[Panel]:
     first, widest = result.worlds[0].record.losses, 2 + 2 * len(result.worlds)
     losses, gaps = [], []
     for number, world in enumerate(result.worlds):
@@ -128,47 +126,19 @@ def _figure(result: Verification) -> str:
         name, steps = "given curve", range(len(result.against))
         losses.append(Line(name=name, group=name, x=steps, y=result.against, color=COLORS[-1], dash="dot"))
     difference = "difference from the first run, relative to its loss"
-    return chart(
-        [
-            Panel(title="loss", lines=losses, y="loss", height=360),
-            Panel(title=difference, lines=gaps, y="relative", zero=True, height=220),
-        ]
-    )
+    return [
+        Panel(title="loss", lines=losses, y="loss", height=360),
+        Panel(title=difference, lines=gaps, y="relative", zero=True, height=220),
+    ]
 
 
-_GOOD, _BAD, _INK, _SOFT = "#12703c", "#b3261e", "#1d2733", "#4a5663"
-
-
-def write_card(result: Verification, title: str, path: Path) -> None:
-    """Draw the verdict, the hash, what was compared, and the loss of every run.
+def write_picture(result: Verification, title: str, path: Path) -> None:
+    """Draw the losses of all runs under the verdict.
 
     Raises:
-        OutputError: If it cannot be written.
-        MissingExtraError: Without matplotlib.
+        OutputError: It cannot be written.
+        MissingExtraError: There is no matplotlib.
     """
-    refuse_picture(path, force=True)
-    try:
-        from matplotlib.figure import Figure
-    except ImportError:
-        raise MissingExtraError("the picture", "plots") from None
-    color = _GOOD if result.kept else _BAD
-    figure = Figure(figsize=(10, 5), dpi=120, facecolor="white")
-    hashes = {world.record.state_hash for world in result.worlds}
     labels = ", ".join(world.label for world in result.worlds)
-    lines = (
-        (0.86, 15, _INK, f"{title} on {labels} ranks", "normal"),
-        (0.68, 34, color, verdict_words(result), "bold"),
-        (0.57, 15, _INK, hashes.pop() if len(hashes) == 1 else f"{len(hashes)} different states", "normal"),
-        (0.47, 11, _SOFT, compared_words(result), "normal"),
-        (0.06, 9, _SOFT, f"samestep {__version__}: samestep verify", "normal"),
-    )
-    for y, size, ink, text, weight in lines:
-        figure.text(0.05, y, literal_text(text), fontsize=size, color=ink, weight=weight)
-    axes = figure.add_axes((0.09, 0.15, 0.86, 0.25))
-    for number, world in enumerate(result.worlds):
-        width = 1.2 + 1.6 * (len(result.worlds) - 1 - number)  # ever thinner: curves that coincide are all seen
-        axes.plot(world.record.losses, color=COLORS[number % len(COLORS)], linewidth=width)
-    axes.set_ylabel("loss", fontsize=9, color=_SOFT)
-    axes.tick_params(labelsize=8, colors=_SOFT)
-    axes.spines[["top", "right"]].set_visible(False)
-    save_figure(figure, path)
+    heading = f"{title} on {labels} ranks: {verdict_words(result)}. {compared_words(result)}"
+    write_panels(heading, _panels(result), path, force=True)
