@@ -117,7 +117,7 @@ def reference() -> str:
         f"| `{key}` | {_without_bounds(takes)} | {default} | {meaning} |\n"
         for key, takes, default, meaning in map(describe_key, schema_keys())
     ]
-    aliases = [f"| `{name}` | `{alias.key}` |\n" for name, alias in ALIASES.items()]
+    aliases = [f"| `{name}` | `{key}` |\n" for name, key in ALIASES.items()]
     return HEAD + "".join(rows) + ALIAS_HEAD + "".join(aliases)
 
 

@@ -68,7 +68,7 @@ def test_a_command_knows_its_options_and_takes_its_overrides(line: str) -> None:
     origins = {key: origin for key, _, origin in loaded.rows()}
     for key in (override.partition("=")[0] for override in overrides):
         expected = f"override as {key}" if key in ALIASES else "override"
-        assert origins[ALIASES[key].key if key in ALIASES else key] == expected
+        assert origins[ALIASES.get(key, key)] == expected
 
 
 @pytest.mark.parametrize("line", [e for e in EXAMPLES if not e.startswith("samestep ")])

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
-from samestep.config.aliases import ALIASES
+from samestep.config.aliases import real_name
 from samestep.config.reference import schema_keys, suggest_key
 from samestep.config.schema import Config
 from samestep.errors import Mistake
@@ -48,7 +48,7 @@ class References:
         match = _REFERENCE.fullmatch(value) if isinstance(value, str) else None
         if match is None:
             return value
-        key = ALIASES[match[1]].key if match[1] in ALIASES else match[1]
+        key = real_name(match[1])
         if not way:
             self.found[path] = key
         return self._value_of(key, value, path, way)

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from samestep.config.aliases import ALIASES, SECTIONS
+from samestep.config.aliases import ALIASES, SECTIONS, real_name
 from samestep.config.layers import LAYER_KEYS, ONLY_IN_FILES, Layer, read_layers
 from samestep.errors import ConfigError, Mistake, TextError
 from samestep.parsing.limits import DEEPEST, check_shape, check_text, check_values, short
@@ -87,10 +87,10 @@ class FlatValues:
         }
         for key in joined:
             self._note_parts(key, upper, lines)
-        names = {_real_name(key) for key in upper.values if key not in joined}
+        names = {real_name(key) for key in upper.values if key not in joined}
         # A value in a section's place replaces the section; an empty section only turns it on.
         whole = {key for key, value in upper.values.items() if key not in ALIASES and value != {}}
-        for key in [k for k in self.values if _real_name(k) in names or _is_inside(k, whole)]:
+        for key in [k for k in self.values if real_name(k) in names or _is_inside(k, whole)]:
             del self.values[key], self.origins[key]
         self.values.update(upper.values | joined)
         self.origins.update({k: o for k, o in upper.origins.items() if k not in joined})
@@ -151,11 +151,11 @@ class FlatValues:
             origins[top] = f"{origins[top]} and override" if top in origins else "override"
             return
         # The override replaces the key of the file, whichever of its names the file uses.
-        target = _real_name(key)
+        target = real_name(key)
         for other in list(values):
             whole = key not in ALIASES or isinstance(value, Mapping)
             inside = other.startswith(f"{key}.") and whole
-            if _real_name(other) == target or inside:
+            if real_name(other) == target or inside:
                 del values[other], origins[other]
         flat = dict(_flatten({key: value}))
         values.update(flat)
@@ -212,10 +212,6 @@ def _flatten(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str,
                 yield path, {}
         else:
             yield path, value
-
-
-def _real_name(key: str) -> str:
-    return ALIASES[key].key if key in ALIASES else key
 
 
 def _with_value(values: Mapping[str, Any], path: list[str], value: Any) -> dict[str, Any]:

@@ -48,7 +48,7 @@ def lines_of(path, value):
 )
 @pytest.mark.parametrize("alias", ALIASES)
 def test_another_projects_name_is_accepted_and_reported(write, alias):
-    key = ALIASES[alias].key
+    key = ALIASES[alias]
     value = ALIAS_VALUES[key]
     lines = [*lines_around(key), *lines_of(alias, value)]
     found = rows(read_config(write("\n".join(lines))))
@@ -58,7 +58,7 @@ def test_another_projects_name_is_accepted_and_reported(write, alias):
 @pytest.mark.parametrize("alias", ALIASES)
 @pytest.mark.parametrize("alias_first", [True, False])
 def test_a_key_set_by_two_names_is_refused(write, alias, alias_first):
-    key = ALIASES[alias].key
+    key = ALIASES[alias]
     names = [alias, key] if alias_first else [key, alias]
     around = lines_around(key)
     lines = [*around, *(f"{name}: {json.dumps(ALIAS_VALUES[key])}" for name in names)]
