@@ -201,7 +201,7 @@ def test_a_node_is_lost_and_comes_back(config: Path, tmp_path: Path, untouched: 
     port = free_port()
     run = tmp_path / "runs" / "slow"
     arguments = (
-        "launch", config, "params.seconds=0.1", "--nproc", "1", "--nodes", "1:2",
+        "launch", config, "params.seconds=0.2", "--nproc", "1", "--nodes", "1:2",
         "--rendezvous", f"127.0.0.1:{port}", "--max-restarts", "4",
     )  # fmt: skip
 
