@@ -46,22 +46,20 @@ part() {
   fi
 }
 
-cat > "$folder/config.json" <<JSON
-{"name": "several-gpus", "task": "$PWD/src/samestep/bench/builtin_tasks.py:Mlp", "global_batch": 128, "lanes": 16, "steps": 20,
- "optimizer": {"name": "adamw", "lr": 0.001}, "run_dir": "$folder/run", "distributed": {"backend": "nccl"}}
-JSON
-
+config=$folder/starter/config.yaml
+[ -e "$config" ] || part init "$python" -m samestep init "$config" --global-batch 128 --lanes 16
 part check "$python" -m samestep check
-part nccl-verify "$python" -m samestep verify "$folder/config.json" --worlds "$worlds" --shards none,optimizer,weights
-part sync-batchnorm "$python" -m samestep launch --nproc "$gpus" "$folder/config.json" \
-  run_dir="$folder/sync-batchnorm" same=samples distributed.sync_batchnorm=true
+part nccl-verify "$python" -m samestep verify "$config" distributed.backend=nccl --worlds "$worlds" \
+  --shards none,optimizer,weights
+part sync-batchnorm "$python" -m samestep launch --nproc "$gpus" "$config" \
+  run_dir="$folder/sync-batchnorm" same=samples distributed.sync_batchnorm=true distributed.backend=nccl
 part gpu-tests "$python" -m pytest -q -m gpu
 mkdir -p "$folder/results"
 part scaling "$python" -m samestep bench scaling --worlds "$worlds" --output "$folder/results/scaling.json"
 part memory "$python" -m samestep bench memory --worlds "$worlds" --output "$folder/results/memory.json"
 part nccl "$python" -m samestep bench comm --worlds "${worlds#1,}" --output "$folder/results/comm.json"
 # Beside nccl's messages, which are among the results already.
-part gloo "$python" -m samestep bench comm "$folder/config.json" distributed.backend=gloo --worlds "${worlds#1,}" \
+part gloo "$python" -m samestep bench comm "$config" distributed.backend=gloo --worlds "${worlds#1,}" \
   --output "$folder/results/comm-gloo.json"
 part report "$python" -m samestep bench report "$folder"/results/*.json --report "$folder/report.html"
 

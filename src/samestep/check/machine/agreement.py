@@ -6,7 +6,7 @@ from collections.abc import Callable, Hashable, Sequence
 from typing import TypeVar
 
 from samestep.check.machine.facts import Machine, RankReport
-from samestep.check.machine.findings import Finding, Severity, at, note, ok, spans
+from samestep.check.machine.findings import Finding, Severity, at, note, ok, spans, warning
 from samestep.check.machine.machine import check_cpus
 from samestep.words import counted
 
@@ -126,15 +126,13 @@ def own_gpus(reports: Reports) -> Finding:
     shared = [members for members in groups.values() if len(members) > 1]
     if not shared:
         return ok(check, "every rank has its own GPU")
-    nccl = any(report.load.backend == "nccl" for report in on_gpu)
     places = "; ".join(
         f"ranks {spans([member.place.rank for member in members])} on {members[0].place.host}" for members in shared
     )
-    return Finding(
+    return warning(
         check,
-        "error" if nccl else "warning",
         f"one GPU for {places}",
-        "nccl refuses two ranks on one GPU" if nccl else "they take turns and share its memory",
+        "they take turns and share its memory",
         "start one rank per GPU; under Slurm let every rank see all GPUs of its machine "
         "(--gpus-per-node instead of --gpus-per-task)",
     )

@@ -14,7 +14,7 @@ from samestep.check.machine.findings import Finding, Place
 from samestep.config import Config
 from samestep.distributed.placement import Placement
 from samestep.environment.hardware import Hardware, allowed_cpus, hardware_without_torch, read_limits, read_text
-from samestep.environment.interfaces import Interface, list_interfaces, own_address
+from samestep.environment.interfaces import Interface, list_interfaces
 from samestep.environment.torch_build import installed_torch
 from samestep.version import __version__
 
@@ -62,8 +62,6 @@ class Machine:
     gpu_ids: tuple[str, ...]
     """What distinguishes a GPU from every other, whatever its index is here."""
     interfaces: tuple[Interface, ...]
-    own_address: str | None
-    """What gloo binds to: the first address of this host's name that this machine has."""
     variables: Mapping[str, str]
 
     @property
@@ -144,7 +142,6 @@ def inspect_machine(environ: Mapping[str, str], *, quick: bool = False) -> Machi
         nvidia_devices=len([*Path("/dev").glob("nvidia[0-9]*")]),
         gpu_ids=gpus,
         interfaces=list_interfaces(),
-        own_address=own_address(hardware.host),
         variables={name: environ[name] for name in _VARIABLES if name in environ},
     )
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from itertools import takewhile
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -13,23 +12,17 @@ from samestep.check.machine.agreement import check_agreement
 from samestep.check.machine.facts import Load, Machine, RankReport, inspect_machine, load_of, space_of
 from samestep.check.machine.findings import CheckReport, Finding, Place, at, failure, merge, note, ok
 from samestep.check.machine.machine import check_cpus, check_disk, check_machine
-from samestep.check.machine.network import check_names, check_network, check_rendezvous, try_rendezvous
+from samestep.check.machine.network import check_interfaces, check_master
 from samestep.config import Config, DistributedConfig
 from samestep.config.schema import Same
 from samestep.distributed.placement import Placement, decide_placement
-from samestep.environment.interfaces import resolve
 from samestep.environment.launch import LaunchFacts, detect_launch
-from samestep.environment.variables import agent_serves_store, process_environment
+from samestep.environment.variables import process_environment
 from samestep.errors import CollectiveMismatch, InitError, LaunchError, PeerLost, RankHung, SamestepError
 from samestep.words import counted
 
 _SECONDS = 30.0
 """The longest wait for another rank: the doctor must not hang where a run would."""
-_MOST_NAMES = 32
-"""Host names that every rank resolves: enough to notice a difference."""
-
-_GROUP_CHECKS = ("host name", "master", "interfaces")
-"""Checks of what would only keep the process group from opening."""
 
 if TYPE_CHECKING:
     from samestep.distributed.context import RunContext
@@ -59,12 +52,9 @@ def run_checks(
         report = _look_here(machine, config, folder, launch, None)
         return _alone(report, launch, _contradictions(error), show)
     report = _look_here(machine, config, folder, launch, place)
-    met, possible = _meet(place, environ, section.timeout)
-    if not possible:
-        return _alone(report, launch, met, show)
     if config is None and place.world.value == 1 and not machine.hardware.device_count:
         # Nothing is left that needs torch, which takes seconds to import.
-        result = _report([(report, tuple(met))], [_only_one()])
+        result = _report([report], [_only_one()])
         show(result)
         return result
     from samestep.distributed.context import create_run_context
@@ -72,15 +62,17 @@ def run_checks(
     try:
         context = create_run_context(section, machine.hardware, launch, same=_same(config))
     except (InitError, LaunchError) as error:
-        return _alone(report, launch, [*met, _not_opened(error)], show)
+        address = place.master_addr.value
+        wrong = [] if address is None else check_master(address, report.load)
+        return _alone(report, launch, [*wrong, _not_opened(error)], show)
     try:
         with context:  # which explains why an exchange broke
-            result = _together(context, report, met, place.master_addr.value, folder)
+            result = _together(context, report, folder)
             if context.is_main:
                 show(result)
             _wait_until_shown(context)
     except (PeerLost, CollectiveMismatch, RankHung) as error:
-        return _alone(report, launch, [*met, _lost(error)], show)
+        return _alone(report, launch, [_lost(error)], show)
     return result
 
 
@@ -111,7 +103,7 @@ def _look_here(
     findings = [
         *check_launch(launch, machine),
         *check_machine(machine, load),
-        *check_network(machine, load),
+        check_interfaces(machine, load),
         check_disk(str(folder), space_of(_existing(folder)), _refusal(_existing(folder))),
     ]
     compared = None
@@ -160,38 +152,20 @@ def _refusal(folder: Path) -> str:
     return ""
 
 
-def _meet(place: Placement, environ: Mapping[str, str], seconds: float) -> tuple[list[Finding], bool]:
-    """Return what this rank finds at the rendezvous, and whether the group can be opened there."""
-    address, port = place.master_addr.value, place.master_port.value
-    # With several ports of the job to choose from, opening the group finds the right one.
-    if place.world.value == 1 or address is None or port is None or place.more_ports:
-        return [], True
-    served = agent_serves_store(environ)
-    found = try_rendezvous(address, port, place.rank.value, served, seconds, place.one_machine)
-    return [check_rendezvous(found, load_of(place, None))], found.possible
-
-
-def _together(
-    context: RunContext, report: RankReport, met: list[Finding], master: str | None, folder: Path
-) -> CheckReport:
+def _together(context: RunContext, report: RankReport, folder: Path) -> CheckReport:
     """Return what all ranks found, and what they find between them: the same on every rank."""
     from samestep.check.machine.ranks import try_ranks
 
-    gathered = context.gather((report, tuple(met)))
+    reports = context.gather(report)
     if context.world == 1:
-        return _report(gathered, [_only_one()])
-    places = [theirs.place for theirs, _ in gathered]
-    compared = _compare_names(context, places, master)
-    return _report(gathered, [*compared, *try_ranks(context, places, folder)])
+        return _report(reports, [_only_one()])
+    return _report(reports, try_ranks(context, [theirs.place for theirs in reports], folder))
 
 
-def _report(gathered: Sequence[tuple[RankReport, tuple[Finding, ...]]], between: Sequence[Finding]) -> CheckReport:
+def _report(reports: Sequence[RankReport], between: Sequence[Finding]) -> CheckReport:
     """Return what ranks found by themselves, how they agree, and what was found between them."""
-    reports = [report for report, _ in gathered]
     places = [report.place for report in reports]
-    found = [
-        finding for report, met in gathered for finding in at(map(_disproved, (*report.findings, *met)), [report.place])
-    ]
+    found = [finding for report in reports for finding in at(report.findings, [report.place])]
     found += at(check_agreement(reports), places)
     found += at(between, places)
     return CheckReport(merge(found), len(reports))
@@ -202,24 +176,6 @@ def _is_rank(environ: Mapping[str, str]) -> bool:
         return detect_launch(environ).world > 1
     except LaunchError:
         return False  # which is a finding
-
-
-def _disproved(finding: Finding) -> Finding:
-    """Return the finding; what could keep the process group from opening is at most a note once it is open."""
-    if finding.check in _GROUP_CHECKS and finding.severity == "error":
-        return replace(finding, severity="note", why=f"this time ranks could connect; but {finding.why}")
-    return finding
-
-
-def _compare_names(context: RunContext, places: list[Place], master: str | None) -> list[Finding]:
-    hosts = sorted({place.host for place in places})
-    if len(hosts) == 1:
-        return []
-    names = [name for name in (master, *hosts[:_MOST_NAMES]) if name]
-    # Within the collectives' timeout even where no name server answers.
-    patience = min(4.0, _SECONDS / 3 / len(names))
-    resolved = context.gather({name: resolve(name, patience) for name in names})
-    return check_names(places, resolved)
 
 
 def _alone(report: RankReport, launch: LaunchFacts | None, wrong: list[Finding], show: Show) -> CheckReport:
