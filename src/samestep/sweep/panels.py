@@ -4,17 +4,24 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from samestep.report.chart import Line, Panel
 from samestep.sweep.schema import SweepConfig
 from samestep.sweep.space import Domain
-from samestep.sweep.storage import CURVES, FOLDS, TrialRecord, best_of
+from samestep.sweep.storage import CURVES, FOLDS, TrialRecord, best_of, front, unbeaten
 
-COLORS = {"complete": "#1f5f99", "pruned": "#9aa5af", "running": "#12703c", "failed": "#b3261e"}
-BEST = "#c2571a"
+_COLORS = {
+    "complete": "#1f5f99", "pruned": "#9aa5af", "running": "#12703c", "failed": "#b3261e",
+    "best": "#c2571a", "Pareto front": "#7a3e9d",
+}  # fmt: skip
 _MOST_LABELS = 8
 _LONGEST_LABEL = 18
+
+_panel = partial(Panel, alone=True, nearest=True, height=300)
+Places = Mapping[int, tuple[float, float | None]]
+"""Where a trial is in a panel, by its number."""
 
 
 def sweep_panels(
@@ -28,11 +35,10 @@ def sweep_panels(
         _parallel(sweep, measured),
         _importance(important),
         _folds(sweep, trials),
-        _pareto(sweep, trials, costs),
+        _time(sweep, trials, costs),
         *_slices(sweep, measured),
-        _timeline(trials),
     ]
-    return [panel for panel in panels if panel is not None]
+    return [*_fronts(sweep, trials), *(panel for panel in panels if panel is not None)]
 
 
 def _fits(sweep: SweepConfig, trial: TrialRecord) -> bool:
@@ -43,21 +49,21 @@ def _fits(sweep: SweepConfig, trial: TrialRecord) -> bool:
     )
 
 
-def described(sweep: SweepConfig, trial: TrialRecord) -> str:
+def _described(sweep: SweepConfig, trial: TrialRecord) -> str:
     """Return a trial in a few lines, for the pointer."""
     value = "" if trial.value is None else f" {trial.value:.6g}"
     rows = [f"{sweep.objective.metric}{value} ({trial.state})"]
-    rows += [f"{key} = {shown(value)}" for key, value in trial.values.items()]
+    rows += [f"{key} = {_shown(value)}" for key, value in trial.values.items()]
     return "\n".join(rows)
 
 
-def shown(value: Any) -> str:
+def _shown(value: Any) -> str:
     """Return a value of the config in a few letters."""
     text = f"{value:.4g}" if isinstance(value, float) else str(value)
     return text if len(text) <= _LONGEST_LABEL else f"{text[: _LONGEST_LABEL - 1]}…"
 
 
-def by_state(trials: Sequence[TrialRecord]) -> Iterator[tuple[str, list[TrialRecord]]]:
+def _by_state(trials: Sequence[TrialRecord]) -> Iterator[tuple[str, list[TrialRecord]]]:
     """Yield the trials of each state that there is, what matters least first: it is drawn below the others."""
     for state in ("failed", "running", "pruned", "complete"):
         found = [trial for trial in trials if trial.state == state]
@@ -65,39 +71,35 @@ def by_state(trials: Sequence[TrialRecord]) -> Iterator[tuple[str, list[TrialRec
             yield state, found
 
 
-def points(
-    sweep: SweepConfig, trials: Sequence[TrialRecord], places: Mapping[int, float], heights: Mapping[int, float | None]
-) -> list[Line]:
+def _best_last(sweep: SweepConfig, trials: Sequence[TrialRecord]) -> Iterator[tuple[TrialRecord, dict[str, Any]]]:
+    """Yield trials in the order to draw them, and how a trial's line looks."""
+    best = best_of(sweep, trials)
+    for state, group in _by_state(trials):
+        for trial in group:
+            if trial is not best:
+                yield trial, {"group": state, "color": _COLORS[state], "width": 1.3, "opacity": 0.6}
+    if best is not None:
+        yield best, {"group": "best", "color": _COLORS["best"], "width": 2.5}
+
+
+def _points(sweep: SweepConfig, trials: Sequence[TrialRecord], places: Places) -> list[Line]:
     """Return a mark for each trial, in the color of its state, and a star for the best."""
-    lines = []
-    best = best_of(sweep, list(trials))
-    for state, group in by_state([trial for trial in trials if trial.number in places]):
-        ordered = sorted(group, key=lambda trial: places[trial.number])
-        lines.append(_marks(sweep, ordered, places, heights, state, COLORS[state]))
-    if best is not None and best.number in places:
-        lines.append(_marks(sweep, [best], places, heights, "best", BEST))
-    return lines
+    there = [trial for trial in trials if trial.number in places]
+    lines = [
+        _marks(sweep, sorted(group, key=lambda trial: places[trial.number][0]), places, state)
+        for state, group in _by_state(there)
+    ]
+    best = best_of(sweep, trials)
+    return [*lines, _marks(sweep, [best], places, "best")] if best in there else lines
 
 
-def _marks(
-    sweep: SweepConfig,
-    trials: Sequence[TrialRecord],
-    places: Mapping[int, float],
-    heights: Mapping[int, float | None],
-    group: str,
-    color: str,
-) -> Line:
-    numbers = [trial.number for trial in trials]
+def _marks(sweep: SweepConfig, trials: Sequence[TrialRecord], places: Places, group: str) -> Line:
+    at = [places[trial.number] for trial in trials]
     return Line(
-        name=group, group=group, color=color, joined=False,
-        mark="star" if group == "best" else "circle",
-        x=[places[number] for number in numbers], y=[heights.get(number) for number in numbers],
-        text=[f"trial {trial.number}: {described(sweep, trial)}" for trial in trials],
+        name=group, group=group, color=_COLORS[group], joined=False,
+        mark="star" if group == "best" else "circle", x=[x for x, _ in at], y=[y for _, y in at],
+        text=[f"trial {trial.number}: {_described(sweep, trial)}" for trial in trials],
     )  # fmt: skip
-
-
-def _values(trials: Sequence[TrialRecord]) -> dict[int, float | None]:
-    return {trial.number: trial.value for trial in trials}
 
 
 def _history(sweep: SweepConfig, trials: Sequence[TrialRecord]) -> Panel:
@@ -112,18 +114,17 @@ def _history(sweep: SweepConfig, trials: Sequence[TrialRecord]) -> Panel:
             x, y = [*x, trial.number], [*y, so_far]
     if trials and x and x[-1] < trials[-1].number:
         x, y = [*x, trials[-1].number], [*y, so_far]
-    stair = Line(name="best so far", group="best", color=BEST, x=x, y=y, width=1.5, hover=False)
+    stair = Line(name="best so far", group="best", color=_COLORS["best"], x=x, y=y, width=1.5, hover=False)
     failed = [trial for trial in trials if trial.state == "failed"]
     flags = [{"x": trial.number, "text": f"trial {trial.number} failed"} for trial in failed]
     below = Line(
-        name="failed", group="failed", color=COLORS["failed"], joined=False, hover=False,
+        name="failed", group="failed", color=_COLORS["failed"], joined=False, hover=False,
         x=[trial.number for trial in failed], y=[None] * len(failed), flags=flags,
     )  # fmt: skip
     measured = [trial for trial in trials if trial.value is not None]
-    places = {trial.number: float(trial.number) for trial in measured}
-    marks = points(sweep, measured, places, _values(trials))
-    return Panel(
-        title="History", x="trial", y=sweep.objective.metric, alone=True, nearest=True, height=300,
+    marks = _points(sweep, measured, {trial.number: (trial.number, trial.value) for trial in measured})
+    return _panel(
+        title="History", x="trial", y=sweep.objective.metric,
         lines=[*([below] if failed else []), *([stair] if x else []), *marks],
         xticks=_whole(len(trials)),
     )  # fmt: skip
@@ -136,31 +137,17 @@ def _whole(count: int) -> list[float]:
 
 
 def _curves(sweep: SweepConfig, trials: Sequence[TrialRecord]) -> Panel | None:
-    best = best_of(sweep, list(trials))
-    lines = []
-    order = [trial for _, group in by_state(trials) for trial in group if trial is not best]
-    for trial in [*order, *([] if best is None else [best])]:
-        group = "best" if trial is best else trial.state
-        color = BEST if trial is best else COLORS[trial.state]
+    metric, lines = sweep.objective.metric, []
+    for trial, style in _best_last(sweep, trials):
         for fold, curve in enumerate(trial.kept.get(CURVES, [])):
-            steps, values = [int(step) for step, _ in curve], [float(v) for _, v in curve]
+            steps, values = [int(step) for step, _ in curve], [float(value) for _, value in curve]
             if not steps:
                 continue
-            name = f"trial {trial.number}"
-            name += f", fold {fold}" if sweep.folds is not None else ""
-            lines.append(
-                Line(
-                    name=name, group=group, color=color, x=steps, y=values,
-                    width=2.5 if trial is best else 1.3, opacity=1 if trial is best else 0.6,
-                    text=[
-                        f"step {s}: {sweep.objective.metric} {v:.6g}\n{described(sweep, trial)}"
-                        for s, v in zip(steps, values, strict=True)
-                    ],
-                )
-            )  # fmt: skip
-    title, metric = "Learning curves", sweep.objective.metric
-    panel = Panel(title=title, x="step", y=metric, alone=True, nearest=True, lines=lines, height=300)
-    return panel if lines else None
+            name = f"trial {trial.number}" + (f", fold {fold}" if sweep.folds is not None else "")
+            about = _described(sweep, trial)
+            text = [f"step {step}: {metric} {value:.6g}\n{about}" for step, value in zip(steps, values, strict=True)]
+            lines.append(Line(name=name, x=steps, y=values, text=text, **style))
+    return _panel(title="Learning curves", x="step", y=metric, lines=lines) if lines else None
 
 
 class _Axis:
@@ -174,11 +161,11 @@ class _Axis:
             count = len(self._choices)
             self._low, self._high = 0.0, float(max(count - 1, 1))
             every = -(-count // _MOST_LABELS)
-            self.notes = [(self.place(c), shown(c)) for c in self._choices[::every]]
+            self.notes = [(self.place(c), _shown(c)) for c in self._choices[::every]]
             return
         ends = (domain.low, domain.high) if domain is not None else (min(values), max(values))
         self._low, self._high = map(self._turn, ends)
-        self.notes = [(0.0, shown(ends[0])), (1.0, shown(ends[1]))]
+        self.notes = [(0.0, _shown(ends[0])), (1.0, _shown(ends[1]))]
 
     def _turn(self, value: float) -> float:
         return math.log10(value) if self._log else float(value)
@@ -195,24 +182,17 @@ def _parallel(sweep: SweepConfig, measured: Sequence[TrialRecord]) -> Panel | No
     values = [trial.value for trial in measured]
     axes = [_Axis(key, (), domain) for key, domain in sweep.domains.items()]
     axes.append(_Axis(sweep.objective.metric, values, None))
-    best = best_of(sweep, list(measured))
-    order = [trial for _, group in by_state(measured) for trial in group if trial is not best]
-    lines = []
-    for trial in [*order, *([] if best is None else [best])]:
-        row = [*(trial.values[key] for key in sweep.domains), trial.value]
-        lines.append(
-            Line(
-                name=f"trial {trial.number}", group="best" if trial is best else trial.state,
-                color=BEST if trial is best else COLORS[trial.state],
-                width=2.5 if trial is best else 1.3, opacity=1 if trial is best else 0.55,
-                x=list(range(len(axes))),
-                y=[axis.place(value) for axis, value in zip(axes, row, strict=True)],
-                text=[described(sweep, trial)] * len(axes),
-            )
-        )  # fmt: skip
+    lines = [
+        Line(
+            name=f"trial {trial.number}", x=list(range(len(axes))),
+            y=[axis.place(trial.values.get(axis.name, trial.value)) for axis in axes],
+            text=[_described(sweep, trial)] * len(axes), **style,
+        )
+        for trial, style in _best_last(sweep, measured)
+    ]  # fmt: skip
     notes = [{"x": at, "y": place, "text": text} for at, axis in enumerate(axes) for place, text in axis.notes]
-    return Panel(
-        title="Parallel coordinates", x="", alone=True, full=True, nearest=True, lines=lines,
+    return _panel(
+        title="Parallel coordinates", x="", full=True, lines=lines,
         xticks=list(range(len(axes))), xlabels=[axis.name for axis in axes], yticks=[], notes=notes,
         xrange=(-0.15, len(axes) - 0.6), yrange=(-0.06, 1.06), height=340,
     )  # fmt: skip
@@ -223,20 +203,20 @@ def _importance(important: Mapping[str, float]) -> Panel | None:
         return None
     rows = list(important.items())[::-1]
     lines = [
-        Line(name=key, color=COLORS["complete"], x=[0, value], y=[at, at], width=14,
+        Line(name=key, color=_COLORS["complete"], x=[0, value], y=[at, at], width=14,
              text=[f"importance {value:.3f}"] * 2)
         for at, (key, value) in enumerate(rows)
     ]  # fmt: skip
-    return Panel(
+    return _panel(
         title="Importance of each key, by Optuna's estimate", x="share of the whole", lines=lines,
-        alone=True, nearest=True, yticks=list(range(len(rows))), ylabels=[key for key, _ in rows],
+        yticks=list(range(len(rows))), ylabels=[key for key, _ in rows],
         yrange=(-0.6, len(rows) - 0.4), height=max(160, 60 + 30 * len(rows)),
     )  # fmt: skip
 
 
 def _folds(sweep: SweepConfig, trials: Sequence[TrialRecord]) -> Panel | None:
     lines = []
-    for state, group in by_state([trial for trial in trials if trial.kept.get(FOLDS)]):
+    for state, group in _by_state([trial for trial in trials if trial.kept.get(FOLDS)]):
         spread_x, spread_y = list[float](), list[float | None]()
         x, y, text = list[float](), list[float | None](), list[str]()
         for trial in group:
@@ -245,77 +225,59 @@ def _folds(sweep: SweepConfig, trials: Sequence[TrialRecord]) -> Panel | None:
             spread_y += [min(folds), max(folds), None]
             x += [trial.number] * len(folds)
             y += folds
-            text += [f"fold {at}: {v:.6g}\n{described(sweep, trial)}" for at, v in enumerate(folds)]
-        color = COLORS[state]
+            text += [f"fold {at}: {v:.6g}\n{_described(sweep, trial)}" for at, v in enumerate(folds)]
+        color = _COLORS[state]
         spread = Line(name="spread", group=state, color=color, x=spread_x, y=spread_y, opacity=0.4,
                       width=5, hover=False)  # fmt: skip
         lines += [spread, Line(name="folds", group=state, color=color, x=x, y=y, text=text,
                                joined=False, mark="circle")]  # fmt: skip
-    panel = Panel(
-        title="Spread over folds", x="trial", y=sweep.objective.metric, lines=lines, alone=True,
-        nearest=True, xticks=_whole(len(trials)), height=300,
-    )  # fmt: skip
-    return panel if lines else None
+    metric, ticks = sweep.objective.metric, _whole(len(trials))
+    return _panel(title="Spread over folds", x="trial", y=metric, lines=lines, xticks=ticks) if lines else None
 
 
-def _pareto(sweep: SweepConfig, trials: Sequence[TrialRecord], costs: Mapping[int, float]) -> Panel | None:
-    known = [trial for trial in trials if trial.number in costs and trial.value is not None]
+def _time(sweep: SweepConfig, trials: Sequence[TrialRecord], costs: Mapping[int, float]) -> Panel | None:
+    known = {t.number: (1000 * costs[t.number], t.value) for t in trials if t.number in costs and t.value is not None}
     if not known:
         return None
-    times = {trial.number: 1000 * costs[trial.number] for trial in known}
-    values = {trial.number: trial.value for trial in known if trial.value is not None}
-    sign = -1.0 if sweep.objective.mode == "max" else 1.0
-    front: list[int] = []
-    for number in sorted(values, key=lambda number: (times[number], sign * values[number])):
-        if not front or sign * values[number] < sign * values[front[-1]]:
-            front.append(number)
-    line = Line(
-        name="no trial is faster and better", group="Pareto front", color="#7a3e9d", width=1.3,
-        x=[times[number] for number in front], y=[values[number] for number in front], hover=False,
-    )  # fmt: skip
-    return Panel(
-        title="Value and time", x="milliseconds per sample", y=sweep.objective.metric, alone=True,
-        nearest=True, lines=[line, *points(sweep, known, times, _values(known))], height=300,
+    best = unbeaten({number: (time, sweep.signs[0] * value) for number, (time, value) in known.items()})
+    line = _front([known[number] for number in best])
+    title, x, y = "Value and time", "milliseconds per sample", sweep.objective.metric
+    return _panel(title=title, x=x, y=y, lines=[line, *_points(sweep, trials, known)])
+
+
+def _fronts(sweep: SweepConfig, trials: Sequence[TrialRecord]) -> Iterator[Panel]:
+    """Yield a panel for each further objective; none if no trial is complete."""
+    best = front(sweep, trials)
+    done = [trial for trial in trials if len(trial.objectives) == len(sweep.metrics)]
+    others = [trial for trial in done if trial not in best]
+    for at, metric in enumerate(sweep.metrics[1:] if done else (), start=1):
+        places = {trial.number: (trial.objectives[0], trial.objectives[at]) for trial in done}
+        groups = {"complete": others, "Pareto front": best}
+        lines = [_marks(sweep, group, places, name) for name, group in groups.items() if group]
+        if len(sweep.metrics) == 2:  # with more, what is a front in all of them is no line in two
+            lines.insert(0, _front([places[trial.number] for trial in best]))
+        yield _panel(title="Pareto front", x=sweep.objective.metric, y=metric, lines=lines)
+
+
+def _front(places: Sequence[tuple[float, float]]) -> Line:
+    at = sorted(places)
+    return Line(
+        name="no trial is better in both", group="Pareto front", color=_COLORS["Pareto front"], width=1.3,
+        x=[x for x, _ in at], y=[y for _, y in at], hover=False,
     )  # fmt: skip
 
 
 def _slices(sweep: SweepConfig, measured: Sequence[TrialRecord]) -> Iterator[Panel]:
     for key, domain in sweep.domains.items() if measured else ():
         choices = list(domain.choices)
-        places: dict[int, float] = {
-            trial.number: choices.index(trial.values[key]) if choices else trial.values[key] for trial in measured
+        places = {
+            trial.number: (choices.index(trial.values[key]) if choices else trial.values[key], trial.value)
+            for trial in measured
         }
-        yield Panel(
-            title=f"Slice: {key}", x=key, y=sweep.objective.metric, alone=True, nearest=True,
-            lines=points(sweep, measured, places, _values(measured)), height=280, xlog=domain.is_log,
+        yield _panel(
+            title=f"Slice: {key}", x=key, y=sweep.objective.metric,
+            lines=_points(sweep, measured, places), xlog=domain.is_log,
             xticks=list(range(len(choices))) if choices else None,
             xrange=(-0.5, len(choices) - 0.5) if choices else None,
-            xlabels=[shown(choice) for choice in choices] if choices else None,
+            xlabels=[_shown(choice) for choice in choices] if choices else None,
         )  # fmt: skip
-
-
-def _timeline(trials: Sequence[TrialRecord]) -> Panel | None:
-    begun = [trial for trial in trials if trial.frozen.datetime_start is not None]
-    if not begun:
-        return None
-    first = min(trial.frozen.datetime_start for trial in begun)
-    lines = []
-    for trial in begun:
-        start = (trial.frozen.datetime_start - first).total_seconds()
-        ended = trial.frozen.datetime_complete
-        # One that runs, or was killed: nobody knows here which.
-        end = start if ended is None else (ended - first).total_seconds()
-        last = "not over" if ended is None else f"{end - start:.1f} s"
-        lines.append(
-            Line(
-                name=f"trial {trial.number}", group=trial.state, color=COLORS[trial.state], width=7,
-                x=[start] if ended is None else [start, end],
-                y=[trial.number] if ended is None else [trial.number] * 2,
-                text=[f"from {start:.1f} s: {last} ({trial.state})"] * 2,
-            )
-        )  # fmt: skip
-    return Panel(
-        title="Timeline", x="seconds since the first trial began", y="trial", lines=lines,
-        alone=True, nearest=True, full=True, yticks=_whole(len(trials)),
-        yrange=(-0.7, len(trials) - 0.3), height=min(600, 90 + 14 * len(trials)),
-    )  # fmt: skip

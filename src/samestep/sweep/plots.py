@@ -6,22 +6,23 @@ import html
 import math
 import warnings
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from samestep.errors import RunDirError
-from samestep.report.chart import Line, Panel, chart
+from samestep.report.chart import Panel, chart
 from samestep.report.page import write_page
 from samestep.report.picture import write_panels
 from samestep.report.table import html_table
 from samestep.sweep.loading import LoadedSweep
 from samestep.sweep.optuna_parts import import_optuna
-from samestep.sweep.panels import COLORS, described, sweep_panels
+from samestep.sweep.panels import sweep_panels
 from samestep.sweep.reading import trials_of
 from samestep.sweep.schema import SweepConfig
 from samestep.sweep.selection import runs_of
-from samestep.sweep.storage import TrialRecord, best_of, best_words, front, trial_cells
+from samestep.sweep.storage import TrialRecord, best_words, trial_cells
+from samestep.words import counted
 
 FEWEST = 4
 """Complete trials below which an estimate says nothing."""
@@ -60,42 +61,6 @@ def importances(sweep: SweepConfig, trials: Sequence[TrialRecord]) -> tuple[dict
     return dict(found), None
 
 
-_FRONT = "#7a3e9d"
-
-
-def pareto_panels(sweep: SweepConfig, trials: Sequence[TrialRecord]) -> Iterator[Panel]:
-    """Yield a panel for each further objective; none if no trial is complete."""
-    done = [trial for trial in trials if len(trial.objectives) == len(sweep.metrics)]
-    best = sorted(front(sweep, done), key=lambda trial: trial.objectives)
-    others = [trial for trial in done if trial not in best]
-    for at, metric in enumerate(sweep.metrics[1:] if done else (), start=1):
-        marks = [_marks(sweep, best, at, "Pareto front", _FRONT)]
-        if others:
-            marks.insert(0, _marks(sweep, others, at, "complete", COLORS["complete"]))
-        if len(sweep.metrics) == 2:
-            # With more, what is a front in all of them is no line in two.
-            line = Line(
-                name="no trial is better in both", group="Pareto front", color=_FRONT, width=1.3,
-                x=[trial.objectives[0] for trial in best], y=[trial.objectives[1] for trial in best],
-                hover=False,
-            )  # fmt: skip
-            marks.insert(0, line)
-        yield Panel(
-            title="Pareto front", x=sweep.objective.metric, y=metric, alone=True, nearest=True, lines=marks, height=300
-        )
-
-
-def _marks(sweep: SweepConfig, trials: Sequence[TrialRecord], at: int, group: str, color: str) -> Line:
-    return Line(
-        name=group, group=group, color=color, joined=False, mark="circle",
-        x=[trial.objectives[0] for trial in trials], y=[trial.objectives[at] for trial in trials],
-        text=[
-            f"trial {trial.number}: {sweep.metrics[at]} {trial.objectives[at]:.6g}\n{described(sweep, trial)}"
-            for trial in trials
-        ],
-    )  # fmt: skip
-
-
 @dataclass(frozen=True)
 class SweepPlots:
     """The plots of a sweep, as it is now."""
@@ -116,7 +81,7 @@ class SweepPlots:
         body = f"""<h1>{html.escape(self.sweep.name)}</h1>
 <p>{html.escape(_summary(self.sweep, self.trials))}</p>
 {chart(self.panels, wide=True)}
-{remarks}<p>A trial that was interrupted and resumed is as long as from its first begin to its end. Triangles: trials that failed.</p>
+{remarks}<p>Triangles: trials that failed.</p>
 {_table(self.sweep, self.trials)}"""
         write_page(path, f"Sweep {self.sweep.name}", body, _facts(self.sweep), force=force)
 
@@ -149,22 +114,15 @@ def plots_of(loaded: LoadedSweep) -> SweepPlots:
         for trial in trials
         if trial.state == "complete" and (cost := _seconds_per_sample(sweep, trial)) is not None
     }
-    panels = [*pareto_panels(sweep, trials), *sweep_panels(sweep, trials, important, costs)]
+    panels = sweep_panels(sweep, trials, important, costs)
     return SweepPlots(sweep, trials, panels, [] if why is None else [why])
 
 
 def _summary(sweep: SweepConfig, trials: Sequence[TrialRecord]) -> str:
     counts = Counter(trial.state for trial in trials)
     states = ", ".join(f"{count} {state}" for state, count in counts.items())
-    best = best_of(sweep, list(trials))
-    found = "" if best is None else f". {_best(sweep, trials, best)}"
-    return f"{len(trials)} trials{f': {states}' if states else ''}{found}"
-
-
-def _best(sweep: SweepConfig, trials: Sequence[TrialRecord], best: TrialRecord) -> str:
-    if sweep.further_objectives:
-        return best_words(sweep, trials)
-    return f"Best: trial {best.number}, {sweep.objective.metric} {best.value:.6g}"
+    best = best_words(sweep, trials)
+    return f"{counted(len(trials), 'trial')}{f': {states}' if states else ''}{best and f'; {best}'}"
 
 
 def _facts(sweep: SweepConfig) -> Mapping[str, str]:

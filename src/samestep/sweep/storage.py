@@ -248,7 +248,7 @@ def _study_number(sweep: SweepConfig, folder: Path, database: Database) -> str:
     return number
 
 
-def best_of(sweep: SweepConfig, trials: list[TrialRecord]) -> TrialRecord | None:
+def best_of(sweep: SweepConfig, trials: Sequence[TrialRecord]) -> TrialRecord | None:
     """Return the best of those that are complete by the first objective, the first of several; None if there is none."""
     sign = sweep.signs[0]
     done = [(sign * t.value, t.number, t) for t in trials if t.state == "complete" and t.value is not None]
@@ -264,15 +264,21 @@ def front(sweep: SweepConfig, trials: Sequence[TrialRecord]) -> list[TrialRecord
     With one objective: the best, and those that are equal to it.
     """
     costs = {
-        trial.number: [s * v for s, v in zip(sweep.signs, trial.objectives, strict=True)]
+        trial.number: tuple(s * v for s, v in zip(sweep.signs, trial.objectives, strict=True))
         for trial in trials
         if len(trial.objectives) == len(sweep.signs)
     }
+    numbers = unbeaten(costs)
+    return [trial for trial in trials if trial.number in numbers]
 
-    def is_beaten(own: list[float]) -> bool:
+
+def unbeaten(costs: Mapping[int, tuple[float, ...]]) -> list[int]:
+    """Return whose costs no other's are at most as high as, and lower in one."""
+
+    def is_beaten(own: tuple[float, ...]) -> bool:
         return any(other != own and all(a <= b for a, b in zip(other, own, strict=True)) for other in costs.values())
 
-    return [t for t in trials if t.number in costs and not is_beaten(costs[t.number])]
+    return [number for number, own in costs.items() if not is_beaten(own)]
 
 
 def best_words(sweep: SweepConfig, trials: Sequence[TrialRecord]) -> str:
@@ -281,7 +287,7 @@ def best_words(sweep: SweepConfig, trials: Sequence[TrialRecord]) -> str:
         numbers = [str(trial.number) for trial in front(sweep, trials)]
         more = ", ..." if len(numbers) > _MOST_NAMED else ""
         return f"Pareto front: {', '.join(numbers[:_MOST_NAMED])}{more}" if numbers else ""
-    best = best_of(sweep, list(trials))
+    best = best_of(sweep, trials)
     known = best is not None and best.value is not None
     return f"best: {best.value:.6g} (trial {best.number})" if best and known else ""
 

@@ -40,7 +40,7 @@ def test_every_kind_of_plot_is_there_and_shows_every_trial(study: LoadedSweep) -
     assert list(panels) == [
         "History", "Learning curves", "Parallel coordinates",
         "Importance of each key, by Optuna's estimate", "Spread over folds", "Slice: params.lr",
-        "Slice: params.kind", "Slice: params.depth", "Timeline",
+        "Slice: params.kind", "Slice: params.depth",
     ]  # fmt: skip
     trials = trials_of(study)
     history = {line.name: line for line in panels["History"].lines}
@@ -51,7 +51,6 @@ def test_every_kind_of_plot_is_there_and_shows_every_trial(study: LoadedSweep) -
     assert values == sorted(values)
     assert values[-1] == best_trial(study).value == history["best"].y[0]
     assert len(panels["Learning curves"].lines) == 2 * len(trials)
-    assert len(panels["Timeline"].lines) == len(trials)
     spread = next(line for line in panels["Spread over folds"].lines if line.name == "folds")
     assert len(spread.x) == 2 * len(history["complete"].x)
 
@@ -89,7 +88,7 @@ def test_a_page_is_self_contained_and_texts_stay_texts(study: LoadedSweep, tmp_p
     assert not [word for word in ("src=", "href=", "@import", "url(h") if word in page]
     slices = next(panel for panel in data_of(page) if panel["title"] == "Slice: params.kind")
     assert slices["xlabels"][1] == "plain"
-    assert "10 trials: 7 complete, 1 pruned, 1 failed, 1 running. Best: trial" in page
+    assert "10 trials: 7 complete, 1 pruned, 1 failed, 1 running; best: " in page
 
 
 @pytest.mark.parametrize(("name", "begins"), variations([("c.png", b"\x89PNG"), ("c.svg", b"<?xml")], kept=["c.png"]))
@@ -119,7 +118,7 @@ def test_a_sweep_without_a_finished_trial_can_be_drawn(tmp_path: Path) -> None:
     assert (code, out) == (0, f"Page: {loaded.sweep.path / 'plots.html'}\n")
     assert "importance needs 4 complete trials, and there are 0" in told
     finish_study(loaded, 1)
-    assert list(panels_by_title(loaded)) == ["History", "Learning curves", "Timeline"]
+    assert list(panels_by_title(loaded)) == ["History", "Learning curves"]
     assert plot(loaded.sweep.path, "--picture", tmp_path / "c.png")[0] == 0
     assert plot("nowhere")[0] == 2
 

@@ -50,7 +50,7 @@ class SweepView(View):
         from samestep.sweep.storage import best_of, best_words, trial_cells
 
         sweep = loaded.sweep
-        best = best_of(sweep, list(trials))
+        best = best_of(sweep, trials)
         folds = ["folds"] if sweep.folds is not None else []
         columns = ["trial", "state", *sweep.metrics, *sweep.domains, *folds, "runs"]
         rows = []
