@@ -23,7 +23,7 @@ from samestep.optim.loop_calls import move
 from samestep.optim.nonfinite import FiniteGuard
 from samestep.reduce.scaling import Scaling
 from samestep.reduce.stats import LocalStats, to_host
-from samestep.reduce.stats_ring import ReplayedStats
+from samestep.reduce.stats_ring import RingRow
 
 
 def takes_rate_from_device(optimizer: Optimizer) -> bool:
@@ -77,7 +77,7 @@ class Updated:
     """1 if the step changed nothing; None if that cannot be."""
     scale: Tensor | None = None
     """The loss scale of the step."""
-    numbers: ReplayedStats | None = None
+    numbers: RingRow | None = None
     """All that a replayed step measured, in the step log's order; else None."""
 
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 
-class ReplayedStats(NamedTuple):
+class RingRow(NamedTuple):
     """The numbers of one replay: those that it measured, among those that stay."""
 
     measured: Tensor
@@ -74,8 +74,8 @@ class StepStatsRing:
         self._rows = memory.unbind()
         self._known, self._places = known, [at for part in places.values() for at in part]
 
-    def next_row(self) -> ReplayedStats:
+    def next_row(self) -> RingRow:
         """Return what the replay that was just started measures; good until as many others have been."""
         row = self._rows[self._turn]
         self._turn = (self._turn + 1) % len(self._rows)
-        return ReplayedStats(row, self._known, self._places)
+        return RingRow(row, self._known, self._places)

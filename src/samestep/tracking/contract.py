@@ -12,8 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from samestep.checkpoint.files import write_whole
-from samestep.errors import TextError
-from samestep.parsing.json_text import read_json
+from samestep.parsing.json_text import read_object
 
 
 @dataclass(frozen=True)
@@ -116,15 +115,8 @@ class TrackerIds:
         self._path = path
 
     def get(self, key: str) -> str | None:
-        found = self._read().get(key)
+        found = read_object(self._path).get(key)
         return found if isinstance(found, str) else None
 
     def keep(self, key: str, text: str) -> None:
-        write_whole(self._path, json.dumps({**self._read(), key: text}, indent=1))
-
-    def _read(self) -> dict[str, Any]:
-        try:
-            document = read_json(self._path)
-        except TextError:  # not there yet, or truncated by a crash of the machine
-            return {}
-        return document if isinstance(document, dict) else {}
+        write_whole(self._path, json.dumps({**read_object(self._path), key: text}, indent=1))
