@@ -22,27 +22,27 @@ $(DEMO_STAMP): pyproject.toml constraints.txt
 
 # One training on 1, 2 and 4 ranks, killed and resumed, beside plain DDP: build/demo/demo.html.
 demo: $(DEMO_STAMP)
-	$(BIN)/samestep demo build/demo --overwrite
+	$(BIN)/samestep demo build/demo --force
 
 # Data, both stages on two ranks, averages, predictions, pages: build/metric_learning/results.html, in minutes.
 recipe-metric-learning: $(STAMP)
-	$(BIN)/python recipes/metric_learning/run.py build/metric_learning --overwrite --ranks 2
+	$(BIN)/python recipes/metric_learning/run.py build/metric_learning --force --nproc 2
 
 # Documents, a training on two ranks, a short search, the final training, ONNX and int8: build/token_classification/results.html.
 recipe-token-classification: $(STAMP)
-	$(BIN)/python recipes/token_classification/run.py build/token_classification --overwrite --ranks 2
+	$(BIN)/python recipes/token_classification/run.py build/token_classification --force --nproc 2
 
 # Fields as NetCDF, two trainings on two ranks, verify, TorchScript and C++: build/emulator/results.html.
 recipe-emulator: $(STAMP)
-	$(BIN)/python recipes/emulator/run.py build/emulator --overwrite --ranks 2
+	$(BIN)/python recipes/emulator/run.py build/emulator --force --nproc 2
 
 # Pictures, trainings in fp16 and bf16 on 1, 2 and 4 ranks, an overflow, a resume, captions: build/vision_language/results.html.
 recipe-vision-language: $(STAMP)
-	$(BIN)/python recipes/vision_language/run.py build/vision_language --overwrite
+	$(BIN)/python recipes/vision_language/run.py build/vision_language --force
 
 # Four small models and their decompositions, one of them on 1, 2 and 4 ranks to its end; verify: build/decomposition/results.html.
 recipe-decomposition: $(STAMP)
-	$(BIN)/python recipes/decomposition/run.py build/decomposition --overwrite --ranks 2
+	$(BIN)/python recipes/decomposition/run.py build/decomposition --force --nproc 2
 
 # Most of a test's time it waits for other processes: four at once keep two cores busy. One test is handed out at a
 # time: with more, a worker hoards hundreds, and runs the last of them alone.

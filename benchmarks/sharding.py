@@ -1,6 +1,6 @@
 """A step with `distributed.shard`, beside the unsharded one, DDP with ZeroRedundancyOptimizer, and FSDP2 (`fully_shard`).
 
-    python benchmarks/sharding.py [--ranks N] [--rounds N] [--device cpu|cuda] [--model mlp|transformer]
+    python benchmarks/sharding.py [--nproc N] [--rounds N] [--device cpu|cuda] [--model mlp|transformer]
         [--variants fsdp,weights] [--limit MB] [--backend gloo|nccl]
 
 An MLP of 40 layers, or a transformer of 12, with AdamW, one lane per rank. Ranks share GPUs if there are too few; over nccl each
@@ -141,11 +141,11 @@ def rank_of(rank: int, options: argparse.Namespace, ports: list[int], folder: st
     torch.set_num_threads(1)
     if device.type == "cuda":
         torch.cuda.set_device(rank % torch.cuda.device_count())
-        if torch.cuda.device_count() < options.ranks:
+        if torch.cuda.device_count() < options.nproc:
             os.environ |= {**SHARED_GPU, "NCCL_HOSTID": f"rank-{rank}"}
     os.environ |= {
-        "RANK": str(rank), "WORLD_SIZE": str(options.ranks), "LOCAL_RANK": str(rank),
-        "LOCAL_WORLD_SIZE": str(options.ranks), "MASTER_ADDR": "127.0.0.1",
+        "RANK": str(rank), "WORLD_SIZE": str(options.nproc), "LOCAL_RANK": str(rank),
+        "LOCAL_WORLD_SIZE": str(options.nproc), "MASTER_ADDR": "127.0.0.1",
     }  # fmt: skip
     turns = iter(ports)
     for _ in range(options.rounds):
@@ -170,7 +170,7 @@ def free_port() -> int:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--ranks", type=int, default=4)
+    parser.add_argument("--nproc", type=int, default=4)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--variants", type=lambda text: text.split(","), default=VARIANTS)
     parser.add_argument("--model", choices=["mlp", "transformer"], default="mlp")
@@ -180,7 +180,7 @@ def main() -> None:
     options = parser.parse_args()
     ports = [free_port() for _ in range(options.rounds * len(options.variants))]
     with tempfile.TemporaryDirectory() as folder:
-        processes.spawn(rank_of, (options, ports, folder), nprocs=options.ranks)
+        processes.spawn(rank_of, (options, ports, folder), nprocs=options.nproc)
 
 
 if __name__ == "__main__":

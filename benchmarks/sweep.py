@@ -1,6 +1,6 @@
 """Trials a minute: of a sweep with warm runs, of one with a process for each trial, and of plain Optuna.
 
-    python benchmarks/sweep.py [--quick] [--ranks 2] [--trials 4] [--rounds N] [--json FILE]
+    python benchmarks/sweep.py [--quick] [--worlds 2] [--trials 4] [--rounds N] [--json FILE]
 
 Every trial trains the same model on the same data for the same steps and evaluates after each epoch. In a round
 each variant runs some trials, in rotating order. All keep them in Optuna's sqlite storage, which has the times:
@@ -238,13 +238,13 @@ def markdown(results: Sequence[Result]) -> str:
 
 def main() -> None:
     parser = common_options(__doc__ or "", ROUNDS)
-    parser.add_argument("--ranks", default="1,2", help="ranks of a trial")
+    parser.add_argument("--worlds", default="1,2", help="ranks of a trial")
     parser.add_argument("--trials", type=int, default=4, help="trials that are counted in a round")
     parser.add_argument("--markdown", action="store_true", help="print the table for a page")
     options = parser.parse_args()
     rounds = rounds_of(options, ROUNDS)
     results = []
-    for ranks in options.ranks.split(","):
+    for ranks in options.worlds.split(","):
         results += measure(int(ranks), options.trials, rounds)
     facts = machine(torch.device("cpu"))
     if options.markdown:

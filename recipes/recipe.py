@@ -48,24 +48,24 @@ def options(ranks: bool = True) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description="Run the recipe and write a page of results.")
     parser.add_argument("folder", type=Path, help="where everything goes")
     if ranks:
-        parser.add_argument("--ranks", type=int, default=2)
-    parser.add_argument("--overwrite", action="store_true", help="empty the folder of an earlier start first")
+        parser.add_argument("--nproc", type=int, default=2)
+    parser.add_argument("--force", action="store_true", help="empty the folder of an earlier start first")
     parser.add_argument("overrides", nargs="*", help="section.key=value, for every training")
     return parser
 
 
-def run_in(folder: Path, overwrite: bool, recipe: Callable[[Path], dict[str, Any] | None]) -> int:
+def run_in(folder: Path, force: bool, recipe: Callable[[Path], dict[str, Any] | None]) -> int:
     """Run a recipe in a folder of its own, and return the exit code.
 
     Args:
         folder: Where everything goes.
-        overwrite: Whether the folder of an earlier start is emptied.
+        force: Whether the folder of an earlier start is emptied.
         recipe: Called with the path of the page that it is to write; figures that it returns go into results.json,
             and if `same` among them is false, the exit code is 1.
     """
     page = folder / "results.html"
     try:
-        claim_empty(folder, "recipe", overwrite)
+        claim_empty(folder, "recipe", force)
         results = recipe(page)
     except SamestepError as error:
         print(f"run.py: {error}", file=sys.stderr)

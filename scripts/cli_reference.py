@@ -67,8 +67,7 @@ def _table(rows: Sequence[str]) -> str:
 
 
 def _argument(parameter: Any) -> str:
-    word = _word(parameter)
-    word += "..." if parameter.nargs == -1 and not word.endswith("...") else ""
+    word = _word(parameter) + ("..." if parameter.nargs == -1 else "")
     return word if parameter.required else f"[{word}]"
 
 

@@ -1,6 +1,6 @@
 """Runs the whole recipe, command by command, and writes a page of results.
 
-python recipes/decomposition/run.py build/decomposition --ranks 2
+python recipes/decomposition/run.py build/decomposition --nproc 2
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     names = given.experiments.split(",")
     if wrong := set(names) - set(EXPERIMENTS):
         parser.error(f"--experiments: {', '.join(wrong)} is none of {', '.join(EXPERIMENTS)}")
-    recipe = Recipe(given.folder, given.ranks, given.overrides)
+    recipe = Recipe(given.folder, given.nproc, given.overrides)
 
     def follow(page: Path) -> dict[str, Any]:
         for name in names:
@@ -73,7 +73,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         compared = recipe.compared() if AT_EVERY_SIZE in names else {}
         return write_results(given.folder, names, proofs, compared, recipe.seconds, page)
 
-    return run_in(given.folder, given.overwrite, follow)
+    return run_in(given.folder, given.force, follow)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """Runs the whole recipe, command by command, and writes a page of results.
 
-python recipes/emulator/run.py build/emulator --ranks 2
+python recipes/emulator/run.py build/emulator --nproc 2
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--size", type=int, nargs=2, default=(48, 64), metavar=("ROWS", "COLUMNS"))
     parser.add_argument("--no-cpp", action="store_true", help="compile nothing")
     given = parser.parse_intermixed_args(arguments)
-    recipe = Recipe(given.folder, given.ranks)
+    recipe = Recipe(given.folder, given.nproc)
 
     def follow(page: Path) -> None:
         sizes = ["--times", str(given.times), "--size", *map(str, given.size)]
@@ -78,7 +78,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         compared = None if given.no_cpp else recipe.export()
         write_results(given.folder, proof, compared, recipe.seconds, page)
 
-    return run_in(given.folder, given.overwrite, follow)
+    return run_in(given.folder, given.force, follow)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """Runs the whole recipe, command by command, and writes a page of results.
 
-python recipes/metric_learning/run.py build/metric_learning --ranks 2
+python recipes/metric_learning/run.py build/metric_learning --nproc 2
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--images", choices=["digits", "shapes"], default="digits")
     parser.add_argument("--per-class", type=int, help="images of each class, at most")
     given = parser.parse_intermixed_args(arguments)
-    recipe = Recipe(given.folder, given.ranks)
+    recipe = Recipe(given.folder, given.nproc)
 
     def follow(page: Path) -> None:
         recipe.make_data(given.images, given.per_class)
@@ -86,7 +86,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         recipe.use()
         write_results(recipe.first, recipe.second, range_test, recipe.folder, recipe.seconds, page)
 
-    return run_in(given.folder, given.overwrite, follow)
+    return run_in(given.folder, given.force, follow)
 
 
 if __name__ == "__main__":

@@ -152,8 +152,8 @@ def run(given: argparse.Namespace) -> None:
     if given.dry_run:
         return
     there = [part for part in ("train", "valid") if (given.data / part).exists()]
-    if there and not given.overwrite:
-        raise OutputError(f"{given.data} holds a split already: --overwrite replaces it")
+    if there and not given.force:
+        raise OutputError(f"{given.data} holds a split already: --force replaces it")
     for part in there:
         shutil.rmtree(given.data / part)
     copy(made, given.data)
@@ -171,7 +171,7 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=42)
     parser.add_argument("--skip-unreadable", action="store_true")
     parser.add_argument("--dry-run", action="store_true", help="print the counts, copy nothing")
-    parser.add_argument("--overwrite", action="store_true", help="replace an earlier split")
+    parser.add_argument("--force", action="store_true", help="replace an earlier split")
     try:
         run(parser.parse_args())
     except SamestepError as error:

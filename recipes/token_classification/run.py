@@ -1,6 +1,6 @@
 """Runs the whole recipe, command by command, and writes a page of results.
 
-python recipes/token_classification/run.py build/token_classification --ranks 2
+python recipes/token_classification/run.py build/token_classification --nproc 2
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--folds", type=int, default=2, help="of the search")
     parser.add_argument("--epochs", type=int, default=6, help="of both trainings")
     given = parser.parse_intermixed_args(arguments)
-    recipe = Recipe(given.folder, given.ranks)
+    recipe = Recipe(given.folder, given.nproc)
 
     def follow(page: Path) -> None:
         counts = ["--train", str(given.train), "--valid", str(given.valid)]
@@ -77,7 +77,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         recipe.refit(given.epochs)
         write_results(given.folder, sweep, recipe.export(), recipe.seconds, page)
 
-    return run_in(given.folder, given.overwrite, follow)
+    return run_in(given.folder, given.force, follow)
 
 
 if __name__ == "__main__":

@@ -61,7 +61,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         ]
         return write_results(fp16, bf16, resumed, half // 2, recipe.seconds, page)
 
-    return run_in(given.folder, given.overwrite, follow)
+    return run_in(given.folder, given.force, follow)
 
 
 if __name__ == "__main__":

@@ -62,6 +62,13 @@ def test_help_shows_commands_in_the_order_a_person_meets_them(here: Callable[...
     assert places == sorted(places)
 
 
+@pytest.mark.parametrize("command", [["train"], ["bench", "scaling"], ["sweep", "best"]])
+def test_a_flag_is_not_shown_as_if_it_took_a_value(command: list[str], here: Callable[..., Result]) -> None:
+    flags = [line for line in here(*command, "--help").output.splitlines() if "--help" in line or "--json" in line]
+    assert len(flags) == 2
+    assert all("<" not in line for line in flags)
+
+
 def test_the_version_is_the_packages_own(here: Callable[..., Result]) -> None:
     assert here("--version").output == f"samestep {version}\n"
 

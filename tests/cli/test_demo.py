@@ -26,13 +26,13 @@ def test_four_runs_are_one_and_plain_ddp_is_not(tmp_path: Path) -> None:
     assert (tmp_path / "mine" / "task.py").exists()
     again = samestep("demo", "mine", cwd=tmp_path)
     assert again.returncode == 2
-    assert "--overwrite" in again.stderr
+    assert "--force" in again.stderr
 
 
 def test_a_folder_of_the_users_is_left_alone(tmp_path: Path) -> None:
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "thesis.txt").write_text("a year")
-    done = samestep("demo", "mine", "--overwrite", cwd=tmp_path)
+    done = samestep("demo", "mine", "--force", cwd=tmp_path)
     assert done.returncode != 0
     assert "mine" in done.stderr
     assert [path.name for path in (tmp_path / "mine").iterdir()] == ["thesis.txt"]

@@ -46,7 +46,7 @@ def run_recipe(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(subprocess, "run", forked)
     monkeypatch.chdir(folder)
-    words = [folder, "--images", "shapes", "--per-class", "20", "--ranks", "2", *COMMON]
+    words = [folder, "--images", "shapes", "--per-class", "20", "--nproc", "2", *COMMON]
     assert recipe.main([str(word) for word in words]) == 0
     monkeypatch.undo()
 

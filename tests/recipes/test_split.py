@@ -89,8 +89,8 @@ def test_the_command_copies_and_replaces_only_if_asked(tmp_path: Path) -> None:
     assert script("split.py", *words, cwd=tmp_path).returncode == 0
     assert len(list((tmp_path / "data" / "train" / "a").iterdir())) == 8
     again = script("split.py", *words, cwd=tmp_path)
-    assert (again.returncode, again.stderr) == (2, "split: data holds a split already: --overwrite replaces it\n")
-    assert script("split.py", *words, "--overwrite", "--seed", "3", cwd=tmp_path).returncode == 0
+    assert (again.returncode, again.stderr) == (2, "split: data holds a split already: --force replaces it\n")
+    assert script("split.py", *words, "--force", "--seed", "3", cwd=tmp_path).returncode == 0
 
 
 def test_unreadable_images_are_named_and_skipped_only_if_asked(tmp_path: Path) -> None:

@@ -1,6 +1,6 @@
 """Compares a decomposition on several ranks with the same on one process: losses, metrics and checkpoints, to the bit.
 
-python recipes/decomposition/scripts/manual_test_ddp.py build/ddp_test --ranks 2,4 --via torchrun,mpirun
+python recipes/decomposition/scripts/manual_test_ddp.py build/ddp_test --worlds 2,4 --via torchrun,mpirun
 
 It trains the target, decomposes it on one process, then on each number of ranks by each launcher. Its exit code is 1 if
 anything differs.
@@ -48,13 +48,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description="Compare decompositions on ranks with one process.")
     parser.add_argument("folder", type=Path, help="where the runs go; new or empty")
     parser.add_argument("--experiment", default="tms_5-2", help="a folder of config/")
-    parser.add_argument("--ranks", default="2", help="2, 4 or 2,4")
+    parser.add_argument("--worlds", default="2", help="2, 4 or 2,4")
     parser.add_argument("--via", default="torchrun,mpirun", help=f"of {','.join(VIA)}")
     parser.add_argument("--steps", type=int, default=50, help="of the decomposition")
     parser.add_argument("overrides", nargs="*", help="section.key=value, for every training")
     given = parser.parse_intermixed_args(arguments)
     configs = RECIPE / "config" / given.experiment
-    ranks, via = [int(one) for one in given.ranks.split(",")], given.via.split(",")
+    ranks, via = [int(one) for one in given.worlds.split(",")], given.via.split(",")
     if not configs.is_dir() or set(ranks) - {2, 4} or set(via) - set(VIA):
         parser.error("there is no such experiment, number of ranks or launcher")
     if "mpirun" in via and shutil.which("mpirun") is None:

@@ -10,4 +10,4 @@ here=$(cd "$(dirname "$0")" && pwd)
 folder=${1:-$(mktemp -d)}
 command -v mpirun >/dev/null || { echo "There is no mpirun: install or load an MPI, such as module load openmpi" >&2; exit 1; }
 exec "${PYTHON:-python}" "$here/manual_test_ddp.py" "$folder" --experiment "${EXPERIMENT:-tms_5-2}" \
-    --ranks "${NP:-2}" --via mpirun --steps "${STEPS:-50}"
+    --worlds "${NP:-2}" --via mpirun --steps "${STEPS:-50}"

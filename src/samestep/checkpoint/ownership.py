@@ -82,21 +82,21 @@ def clear(folder: Path, purpose: Purpose) -> None:
                 path.unlink()
 
 
-def claim_empty(folder: Path, purpose: Purpose, overwrite: bool) -> None:
+def claim_empty(folder: Path, purpose: Purpose, force: bool) -> None:
     """Make a directory ours that nothing is in: a new one, or one of ours whose files are removed first.
 
     Args:
-        overwrite: whether the files of an earlier one may be removed.
+        force: whether the files of an earlier one may be removed.
 
     Raises:
-        RunDirError: if it holds files and is not ours, whatever `overwrite` is, or cannot be written.
+        RunDirError: if it holds files and is not ours, whatever `force` is, or cannot be written.
         OutputError: if it is ours, holds files, and may not be overwritten.
     """
     claim(folder, purpose=purpose)
-    if overwrite:
+    if force:
         clear(folder, purpose)
     elif any(path != marker_of(folder, purpose) for path in folder.iterdir()):
-        raise OutputError(f"{folder} is not empty: --overwrite replaces it")
+        raise OutputError(f"{folder} is not empty: --force replaces it")
 
 
 def marker_of(folder: Path, purpose: Purpose = "run") -> Path:

@@ -40,7 +40,27 @@ _ORDER = (
 T = TypeVar("T")
 
 
-class _InOrder(TyperGroup):
+class Commands(TyperGroup):
+    """Commands whose --help shows no type beside a flag, as if it took a value."""
+
+    def get_params(self, ctx: Any) -> list[Any]:
+        return _without_types(super().get_params(ctx))
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        command = super().get_command(ctx, cmd_name)
+        if command is not None:
+            _without_types(command.get_params(ctx))
+        return command
+
+
+def _without_types(parameters: list[Any]) -> list[Any]:
+    for parameter in parameters:
+        if getattr(parameter, "is_flag", False):
+            parameter.metavar = ""
+    return parameters
+
+
+class _InOrder(Commands):
     """The commands as a person meets them, whatever module registers them first."""
 
     def list_commands(self, ctx: Any) -> list[str]:

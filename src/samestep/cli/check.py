@@ -28,7 +28,7 @@ Targets = Annotated[
     typer.Argument(
         callback=usable,
         help="A config, with section.key=value; or folders, Python files and notebooks.",
-        metavar="[CONFIG|CODE...] [KEY=VALUE...]",
+        metavar="CONFIG|CODE|KEY=VALUE",
     ),
 ]
 

@@ -23,8 +23,10 @@ if TYPE_CHECKING:
 
 @app.command(rich_help_panel=STARTING)
 def demo(
-    folder: Annotated[Path, typer.Argument(help="A new folder for the project and its runs.")] = Path("samestep-demo"),
-    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace an earlier demo in that folder.")] = False,
+    folder: Annotated[Path, typer.Argument(help="A new folder for the project and its runs.", metavar="FOLDER")] = Path(
+        "samestep-demo"
+    ),
+    force: Annotated[bool, typer.Option("--force", help="Replace an earlier demo in that folder.")] = False,
     as_json: AsJson = False,
 ) -> None:
     """Show the promise in half a minute: one training on 1, 2 and 4 ranks, killed and resumed, beside plain DDP.
@@ -37,7 +39,7 @@ def demo(
         from samestep.checkpoint.ownership import claim_empty
         from samestep.cli.starter import write_starter
 
-        claim_empty(folder, "demo", overwrite)
+        claim_empty(folder, "demo", force)
         write_starter(folder)
         began = time.monotonic()
         with _showing(as_json) as start:

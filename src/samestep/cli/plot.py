@@ -40,7 +40,7 @@ Targets = Annotated[
     typer.Argument(
         callback=usable,
         help="Runs' directories, or one sweep; with --embeddings also values of the run's config.",
-        metavar="RUN...|SWEEP [KEY=VALUE...]",
+        metavar="RUN|SWEEP|KEY=VALUE",
     ),
 ]
 

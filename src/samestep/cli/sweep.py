@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from samestep.cli.app import TRAINING, AsJson, ConfigFile, Overrides, Via, app, guarded, print_rows, usable
+from samestep.cli.app import TRAINING, AsJson, Commands, ConfigFile, Overrides, Via, app, guarded, print_rows, usable
 from samestep.cli.cv import SeedOption, StratifyOption
 from samestep.distributed.signals import DeferredSignals
 from samestep.errors import RunDirError
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from samestep.sweep.selection import Choice
     from samestep.sweep.storage import TrialRecord
 
-sweep_app = typer.Typer(help="Search for a config's values with Optuna.", no_args_is_help=True)
+sweep_app = typer.Typer(cls=Commands, help="Search for a config's values with Optuna.", no_args_is_help=True)
 app.add_typer(sweep_app, name="sweep", rich_help_panel=TRAINING)
 
 SweepOrName = Annotated[
@@ -33,10 +33,12 @@ SweepOrName = Annotated[
         metavar="SWEEP",
     ),
 ]
-Name = Annotated[str, typer.Argument(callback=usable, help="A sweep's name or directory.", metavar="NAME")]
-TrustSweep = Annotated[bool, typer.Option("--trust", help="Run the code that NAME names, also if it may not be yours.")]
+Name = Annotated[str, typer.Argument(callback=usable, help="A sweep's name or directory.", metavar="SWEEP")]
+TrustSweep = Annotated[
+    bool, typer.Option("--trust", help="Run the code that SWEEP names, also if it may not be yours.")
+]
 TrustStorage = Annotated[
-    bool, typer.Option("--trust", help="Connect to the database that NAME names, also if it may not be yours.")
+    bool, typer.Option("--trust", help="Connect to the database that SWEEP names, also if it may not be yours.")
 ]
 PreferFaster = Annotated[
     float | None,

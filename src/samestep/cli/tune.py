@@ -17,6 +17,7 @@ import typer
 from samestep.cli.app import (
     MODELS,
     AsJson,
+    Commands,
     ConfigFile,
     Launched,
     LocalRank,
@@ -86,7 +87,9 @@ def _line(setting: Setting) -> str:
     return f"{first}: {json.dumps(value)}"
 
 
-tune_app = typer.Typer(help="Measure which settings suit a training on this machine.", no_args_is_help=True)
+tune_app = typer.Typer(
+    cls=Commands, help="Measure which settings suit a training on this machine.", no_args_is_help=True
+)
 app.add_typer(tune_app, name="tune", rich_help_panel=MODELS)
 
 Rounds = Annotated[int, typer.Option(min=1, help="Rounds per choice; a range needs 4.")]

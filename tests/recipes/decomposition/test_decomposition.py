@@ -30,7 +30,7 @@ def test_the_recipe_from_targets_to_results(tmp_path: Path, monkeypatch: pytest.
 
     monkeypatch.setattr(subprocess, "run", forked)
     folder = tmp_path / "whole"
-    assert recipe.main([str(folder), "--experiments", "tms_5-2,language", "--ranks", "1", *COMMON]) == 0
+    assert recipe.main([str(folder), "--experiments", "tms_5-2,language", "--nproc", "1", *COMMON]) == 0
     results = json.loads((folder / "results.json").read_text())
     assert results["same"]
     assert results["compared"] == {"language-two": [], "language-four": []}

@@ -15,7 +15,7 @@ from samestep.errors import TaskError
 from tests.cli.processes import run, samestep
 from tests.recipes.token_classification.small import COMMON, TRAIN, script
 
-WORDS = ("--ranks", "2", "--train", "48", "--valid", "19", "--epochs", "2")
+WORDS = ("--nproc", "2", "--train", "48", "--valid", "19", "--epochs", "2")
 
 
 @pytest.mark.requirement("001-G-1", "001-T-3", "001-S6-1")

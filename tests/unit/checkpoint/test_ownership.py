@@ -213,22 +213,22 @@ def test_no_command_replaces_a_file_that_a_user_has_named(tmp_path: Path, monkey
 
 def test_an_output_folder_is_emptied_only_if_it_is_ours(tmp_path: Path) -> None:
     ours = tmp_path / "ours"
-    claim_empty(ours, "recipe", overwrite=False)
-    claim_empty(ours, "recipe", overwrite=False)  # nothing is in it yet
+    claim_empty(ours, "recipe", force=False)
+    claim_empty(ours, "recipe", force=False)  # nothing is in it yet
     (ours / "deep").mkdir()
     (ours / "deep" / "page.html").touch()
-    with pytest.raises(OutputError, match="is not empty: --overwrite replaces it"):
-        claim_empty(ours, "recipe", overwrite=False)
-    claim_empty(ours, "recipe", overwrite=True)
+    with pytest.raises(OutputError, match="is not empty: --force replaces it"):
+        claim_empty(ours, "recipe", force=False)
+    claim_empty(ours, "recipe", force=True)
     assert list(ours.iterdir()) == [marker_of(ours, "recipe")]
     before = theirs(tmp_path / "theirs")
-    for overwrite in (False, True):
+    for force in (False, True):
         with pytest.raises(RunDirError, match="is not what a recipe has made"):
-            claim_empty(tmp_path / "theirs", "recipe", overwrite)
+            claim_empty(tmp_path / "theirs", "recipe", force)
     claim(tmp_path / "run")
     (tmp_path / "run" / "metrics.jsonl").touch()
     with pytest.raises(RunDirError, match="is not what a recipe has made"):
-        claim_empty(tmp_path / "run", "recipe", overwrite=True)
+        claim_empty(tmp_path / "run", "recipe", force=True)
     assert content(tmp_path / "theirs") == before
 
 

@@ -150,8 +150,7 @@ def scaling(
 
 
 Results = Annotated[
-    list[Path],
-    typer.Argument(callback=usable, help="Results of samestep bench, or folders of them.", metavar="RESULT..."),
+    list[Path], typer.Argument(callback=usable, help="Results of samestep bench, or folders of them.", metavar="RESULT")
 ]
 Page = Annotated[Path | None, typer.Option("--report", callback=usable, help="Where the HTML page goes.")]
 Csv = Annotated[Path | None, typer.Option(callback=usable, help="Where all rows go.", metavar="FILE.csv")]

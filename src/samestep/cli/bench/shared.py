@@ -15,6 +15,7 @@ import typer
 from samestep.cli.app import (
     STARTING,
     AsJson,
+    Commands,
     Launched,
     LocalRank,
     Overrides,
@@ -39,7 +40,9 @@ if TYPE_CHECKING:
     from samestep.distributed.context import RunContext
     from samestep.launch.run.worlds import Machines, World
 
-bench_app = typer.Typer(help="Measure machines, the links between them, and trainings on them.", no_args_is_help=True)
+bench_app = typer.Typer(
+    cls=Commands, help="Measure machines, the links between them, and trainings on them.", no_args_is_help=True
+)
 app.add_typer(bench_app, name="bench", rich_help_panel=STARTING)
 
 

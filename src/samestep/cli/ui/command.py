@@ -25,9 +25,7 @@ _USUAL = ("runs", "sweeps")
 def ui(
     folders: Annotated[
         list[Path] | None,
-        typer.Argument(
-            help="Folders with runs, a run, or a sweep; if not given: runs and sweeps.", metavar="[FOLDER...]"
-        ),
+        typer.Argument(help="Folders with runs, a run, or a sweep; if not given: runs and sweeps.", metavar="FOLDER"),
     ] = None,
     port: Annotated[
         int | None, typer.Option(min=1, max=65535, help="The port on 127.0.0.1; a free one if not given.")
