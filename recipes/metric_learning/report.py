@@ -11,7 +11,7 @@ from typing import Any
 from samestep.config import load_config
 from samestep.distributed.context import create_run_context
 from samestep.distributed.hardware import detect_hardware
-from samestep.models.embeddings.embedded import Request, embed_run
+from samestep.models.embeddings.embedded import EmbeddingRequest, embed_run
 from samestep.models.embeddings.report import figure, picture_of
 from samestep.report.chart import COLORS, Line, Panel, chart
 from samestep.report.page import write_page
@@ -146,7 +146,7 @@ def _second_panels(rows: Rows) -> list[Panel]:
 def _embeddings(first: Path) -> str:
     config = load_config(first / "config.json")
     with create_run_context(config, detect_hardware()) as context:
-        found = embed_run(Request(first, weights="average"), context)
+        found = embed_run(EmbeddingRequest(first, weights="average"), context)
     assert found is not None, "one process is rank 0"
     return figure(found, picture_of(found, ("tsne", "pca")))
 

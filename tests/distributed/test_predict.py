@@ -18,14 +18,16 @@ from tests.ranks import answers_of_ranks, run_ranks
 def _predict(run: str, folder: str, data: str, formats: list[str], overrides: list[str], **options: Any) -> Any:
     from samestep.distributed.context import create_run_context
     from samestep.distributed.hardware import detect_hardware
-    from samestep.models.predict import Request, predict_once
+    from samestep.models.predict import PredictRequest, predict_once
     from samestep.run.run_dir import config_of
 
     config = config_of(Path(run), overrides)
     with create_run_context(config, detect_hardware(), needs_lanes=False) as context:
         return [
             predict_once(
-                Request(Path(run), data, Path(folder) / f"p.{kind}", batch=4, overrides=tuple(overrides), **options),
+                PredictRequest(
+                    Path(run), data, Path(folder) / f"p.{kind}", batch=4, overrides=tuple(overrides), **options
+                ),
                 context,
             )
             for kind in formats

@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 from typer.core import TyperCommand, TyperGroup
@@ -135,10 +135,6 @@ def command_with(context: typer.Context, option: str) -> str:
 
 
 app = typer.Typer(name="samestep", cls=_InOrder, no_args_is_help=True, pretty_exceptions_enable=False)
-
-
-Via = Literal["torchrun", "mpirun", "slurm", "srun", "ssh", "torch.distributed.launch"]
-"""Launchers; the values of `distributed.launch_method`."""
 
 
 def usable(value: T) -> T:

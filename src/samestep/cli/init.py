@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from samestep.cli.app import STARTING, Via, app, guarded, print_rows, usable
+from samestep.cli.app import STARTING, app, guarded, print_rows, usable
+from samestep.environment.launch import LaunchMethod
 from samestep.errors import LaunchError
 
 if TYPE_CHECKING:
@@ -50,7 +51,7 @@ def init(
     optimizer: Annotated[str | None, typer.Option(help="A class of torch.optim, or task: the task makes it.")] = None,
     lr: Annotated[float | None, typer.Option(help="The learning rate.")] = None,
     precision: Annotated[Precision | None, typer.Option(help="The number format.")] = None,
-    via: Annotated[Via | None, typer.Option(help="What starts its ranks.")] = None,
+    via: Annotated[LaunchMethod | None, typer.Option(help="What starts its ranks.")] = None,
 ) -> None:
     """Write a commented config.yaml, and a task.py unless you name your own.
 

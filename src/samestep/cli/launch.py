@@ -16,7 +16,6 @@ from samestep.cli.app import (
     TakesAnyScript,
     Trace,
     TraceFrom,
-    Via,
     app,
     guarded,
     print_rows,
@@ -25,6 +24,7 @@ from samestep.cli.app import (
 )
 from samestep.cli.script_args import MODULE_OPTION
 from samestep.distributed.signals import DeferredSignals
+from samestep.environment.launch import LaunchMethod
 from samestep.environment.variables import exporting, process_environment
 from samestep.errors import LaunchError
 
@@ -44,7 +44,7 @@ def _slurm_option(key: str, **more: Any) -> Any:
 
 
 Module = Annotated[bool, _option(MODULE_OPTION, help="A module instead of a script, as python -m starts it.")]
-Launcher = Annotated[Via | None, _option(help="Launcher of the ranks; distributed.launch_method.")]
+Launcher = Annotated[LaunchMethod | None, _option(help="Launcher of the ranks; distributed.launch_method.")]
 Nproc = Annotated[str | None, _option(help="Ranks per machine, with mpirun in all; 2:4 continues without lost ones.")]
 Nodes = Annotated[str | None, _option(help="Number of machines; 1:2 continues with one of two.")]
 NodeRank = Annotated[int | None, _option(min=0, help="This machine's number, from 0.")]
@@ -131,13 +131,13 @@ def _prepared(context: typer.Context) -> tuple[Launch, dict[str, str]]:
     """Return what is to be launched, and the variables that tell its ranks how to resume it."""
     from samestep.launch.commands.plain_script import is_plain
     from samestep.launch.commands.size import Size
-    from samestep.launch.run.prepare import Request, prepare, prepare_plain
+    from samestep.launch.run.prepare import LaunchRequest, prepare, prepare_plain
 
     given = context.params
     sizes = {name: None if given[name] is None else Size.parse(given[name], f"--{name}") for name in ("nproc", "nodes")}
     shown = bool(given["show"]) or given["write"] is not None
     named = {name: given[name] for name in _REQUESTED}
-    request = Request(**sizes, **named, only_shown=shown)  # type: ignore[arg-type]
+    request = LaunchRequest(**sizes, **named, only_shown=shown)  # type: ignore[arg-type]
     file = given["config"]
     if given["module"] or is_plain(file):
         return prepare_plain(_plain_script(context, file), request), {}
@@ -194,7 +194,7 @@ def _report(line: str) -> None:
     typer.echo(f"samestep: {line}", err=True)
 
 
-def _rank_command(context: typer.Context, config: Path, overrides: list[str], via: Via | None) -> RankCommand:
+def _rank_command(context: typer.Context, config: Path, overrides: list[str], via: LaunchMethod | None) -> RankCommand:
     """Return what the ranks run, with the options applied; Slurm's override the launch section."""
     from samestep.launch.commands.rank_command import RankCommand
     from samestep.launch.commands.slurm import for_the_first_task

@@ -72,9 +72,9 @@ def predict(
         config = config_of(run, overrides or [])
         refuse_untrusted_task(run, config, overrides or (), trust)  # before it sets up the ranks
         with as_rank(config, context, local_rank, needs_lanes=False) as place:
-            from samestep.models.predict import Request, predict_once
+            from samestep.models.predict import PredictRequest, predict_once
 
-            request = Request(
+            request = PredictRequest(
                 run=run, data=data, output=output, format=file_format, which=which, weights=weights,
                 batch=batch, force=force, overrides=tuple(overrides or ()), trust=trust,
                 kind="embeddings" if embeddings else "predictions", view=view,

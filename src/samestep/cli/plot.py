@@ -208,11 +208,11 @@ def _plot_embeddings(context: typer.Context, run: Path, overrides: list[str]) ->
     config = config_of(run, overrides)
     refuse_untrusted_task(run, config, overrides, given["trust"])  # before it sets up the ranks
     with as_rank(config, context, given["local_rank"], needs_lanes=False) as place:
-        from samestep.models.embeddings.embedded import Request, embed_run
+        from samestep.models.embeddings.embedded import EmbeddingRequest, embed_run
         from samestep.models.embeddings.report import picture_of, write_html
 
         kept = ("data", "reference", "view", "points", "which", "weights", "trust")
-        request = Request(run, overrides=tuple(overrides), **{key: given[key] for key in kept})
+        request = EmbeddingRequest(run, overrides=tuple(overrides), **{key: given[key] for key in kept})
         found = embed_run(request, place)
         if found is not None:
             drawn = picture_of(found, names)

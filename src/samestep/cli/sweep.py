@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from samestep.cli.app import TRAINING, AsJson, Commands, ConfigFile, Overrides, Via, app, guarded, print_rows, usable
+from samestep.cli.app import TRAINING, AsJson, Commands, ConfigFile, Overrides, app, guarded, print_rows, usable
 from samestep.cli.cv import SeedOption, StratifyOption
 from samestep.distributed.signals import DeferredSignals
+from samestep.environment.launch import LaunchMethod
 from samestep.errors import RunDirError
 
 if TYPE_CHECKING:
@@ -55,7 +56,7 @@ TrialNumber = Annotated[
 ]
 
 
-ViaOption = Annotated[Via | None, typer.Option("--via", help="Launcher of each trial's ranks; the key via.")]
+ViaOption = Annotated[LaunchMethod | None, typer.Option("--via", help="Launcher of each trial's ranks; the key via.")]
 HostsOption = Annotated[
     str | None, typer.Option("--hosts", metavar="a:4,b:4", help="For mpirun and ssh; the key hosts.")
 ]
@@ -89,7 +90,7 @@ def run(
     _exit(found)
 
 
-def _overrides(given: list[str] | None, via: Via | None, hosts: str | None) -> list[str]:
+def _overrides(given: list[str] | None, via: LaunchMethod | None, hosts: str | None) -> list[str]:
     """Return what was typed, with the options as the keys that they are."""
     options = {"via": via, "hosts": hosts}
     typed = [f"{key}={json.dumps(value)}" for key, value in options.items() if value is not None]

@@ -152,7 +152,7 @@ def settings(
     Example: samestep tune all config.yaml --write tuned.yaml
     """
     with guarded(), DeferredSignals(), _file_of(config, write) as file:
-        from samestep.bench.tuning.recommend import Request, tune_all
+        from samestep.bench.tuning.recommend import TuneRequest, tune_all
         from samestep.config import load_config
         from samestep.distributed.quick_hardware import quick_hardware
 
@@ -162,7 +162,7 @@ def settings(
         if write is not None:
             refuse_layer(write)
         with reporting() as line:
-            request = Request(loaded, file, tuple(overrides or ()), quick, rounds, steps, report=line)
+            request = TuneRequest(loaded, file, tuple(overrides or ()), quick, rounds, steps, report=line)
             found = tune_all(request, quick_hardware(process_environment()))
         if as_json:
             typer.echo(json.dumps(found.as_json()))
@@ -245,7 +245,7 @@ def lanes(
     Example: samestep tune lanes config.yaml --worlds 1,2
     """
     with guarded(), DeferredSignals():
-        from samestep.bench.tuning.recommend import Request, tune_lanes
+        from samestep.bench.tuning.recommend import TuneRequest, tune_lanes
         from samestep.config import load_config
         from samestep.launch.run.worlds import parse_counts
 
@@ -255,7 +255,7 @@ def lanes(
         loaded = load_config(config, overrides or [])
         refuse_outputs(report)
         with reporting() as line:
-            request = Request(loaded, config, tuple(overrides or ()), rounds=rounds, steps=steps, report=line)
+            request = TuneRequest(loaded, config, tuple(overrides or ()), rounds=rounds, steps=steps, report=line)
             costs, document = tune_lanes(request, wanted, widths, start.worlds, start.machines)
         shown = costs.present(f"{loaded.name}: what lanes cost", document.machine["device"])
         if as_json:

@@ -16,7 +16,6 @@ from samestep.cli.app import (
     Overrides,
     RunFile,
     TakesScript,
-    Via,
     app,
     command_with,
     guarded,
@@ -25,6 +24,7 @@ from samestep.cli.app import (
     reporting,
     script_arguments,
 )
+from samestep.environment.launch import LaunchMethod
 from samestep.errors import PROMISE_NOT_KEPT, SamestepError
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ Worlds = Annotated[str, typer.Option(help="World sizes, compared with the first;
 Shards = Annotated[
     str, typer.Option(metavar="none,optimizer,weights", help="Values of distributed.shard to run each size with.")
 ]
-ViaOption = Annotated[Via, typer.Option(help="What starts them.")]
+ViaOption = Annotated[LaunchMethod, typer.Option(help="What starts them.")]
 Nodes = Annotated[int, typer.Option(min=1, help="Machines of a Slurm job.")]
 Hosts = Annotated[str, typer.Option(metavar="a,b", help="Machines for mpirun and ssh.")]
 Steps = Annotated[int | None, typer.Option(min=1, help="Steps to run; by default the config's.")]

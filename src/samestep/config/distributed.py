@@ -10,6 +10,7 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
 from samestep.config import bounds
+from samestep.environment.launch import LaunchMethod
 from samestep.environment.variables import process_environment
 from samestep.errors import ConfigError, Mistake, TextError
 from samestep.parsing.json_text import parse_json
@@ -17,7 +18,6 @@ from samestep.parsing.limits import check_text
 
 Auto = Literal["auto"]
 
-LaunchMethod = Literal["torchrun", "torch.distributed.launch", "mpirun", "slurm", "srun", "ssh"]
 
 _NETWORK = ("NCCL_", "GLOO_", "TORCH_")
 _PREFIX = "SAMESTEP_DISTRIBUTED_"

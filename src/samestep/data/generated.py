@@ -66,12 +66,12 @@ def generated_source(setup: RunSetup, data: Generated) -> MapSource:
         # A sample's number in the whole run, so that it says which step and lane it is of.
         return range(epoch * samples, (epoch + 1) * samples)
 
-    reader = _Reader(data.get_batch, config.seed, setup.batch.lane_batch)
+    reader = _GeneratedLanes(data.get_batch, config.seed, setup.batch.lane_batch)
     plan = EpochPlan(samples, setup.batch)
     return MapSource(setup, reader, order, plan, as_it_is)
 
 
-class _Reader:
+class _GeneratedLanes:
     """A dataset whose samples are read as whole lanes."""
 
     def __init__(self, get_batch: GetBatch, seed: int, lane_batch: int) -> None:

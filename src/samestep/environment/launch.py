@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Literal
 
 from samestep.environment.fact import Fact
 from samestep.environment.node_lists import expand_counts, expand_hosts, rendezvous_ports
@@ -14,6 +15,9 @@ from samestep.environment.variables import LAUNCH_ID
 from samestep.errors import LaunchError
 from samestep.parsing.limits import short
 from samestep.parsing.numbers import signed_number, whole_number
+
+LaunchMethod = Literal["torchrun", "torch.distributed.launch", "mpirun", "slurm", "srun", "ssh"]
+"""What starts the ranks of a run."""
 
 
 @dataclass(frozen=True)
@@ -113,7 +117,7 @@ def detect_launch(environ: Mapping[str, str]) -> LaunchFacts:
     """This process's place in the run, by the first launcher whose variables are set."""
     for launcher in _LAUNCHERS:
         if launcher.rank in environ and (not launcher.only_with or launcher.only_with in environ):
-            return _Reader(environ, launcher).facts()
+            return _LaunchVariables(environ, launcher).facts()
     _refuse_world_without_rank(environ, _LAUNCHERS[0])
     reason = "no launcher's variables are set"
     if "SLURM_JOB_ID" in environ:
@@ -156,7 +160,9 @@ def _refuse_world_without_rank(environ: Mapping[str, str], launcher: _Launcher) 
 _GUESSED = "no variable gives it: assumed to be all ranks"
 
 
-class _Reader:
+class _LaunchVariables:
+    """The facts that a launcher's variables give, each with its reason."""
+
     def __init__(self, environ: Mapping[str, str], launcher: _Launcher) -> None:
         self.environ = environ
         self.launcher = launcher

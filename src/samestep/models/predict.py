@@ -32,7 +32,7 @@ _ONLY = "output"
 
 
 @dataclass(frozen=True)
-class Request:
+class PredictRequest:
     """A request for predictions, and where to write them.
 
     Args:
@@ -77,7 +77,7 @@ class Predicted:
     world: int
 
 
-def predict_once(request: Request, context: RunContext) -> Predicted:
+def predict_once(request: PredictRequest, context: RunContext) -> Predicted:
     """Predict, or embed, with the model of a run; every rank calls this, rank 0 writes.
 
     Args:
@@ -105,7 +105,7 @@ def predict_once(request: Request, context: RunContext) -> Predicted:
     return context.broadcast(predicted)  # no rank succeeds before the file is complete
 
 
-def _write_all(opened: Opened, source: SequentialSource, request: Request, table: Table | None) -> None:
+def _write_all(opened: Opened, source: SequentialSource, request: PredictRequest, table: Table | None) -> None:
     """Predict all samples, in one pass of all ranks; `table` is rank 0's."""
     setup, trained, context = opened.setup, opened.trained, opened.setup.context
 

@@ -30,7 +30,7 @@ from samestep.launch.commands.summary import more_processes_may_help, plan_rows
 from samestep.launch.commands.torchrun import TorchrunCommand, torchrun_command
 from samestep.launch.run.launches import Launch
 from samestep.launch.run.mpirun import find_flavour
-from samestep.launch.run.prepare import Request, prepare
+from samestep.launch.run.prepare import LaunchRequest, prepare
 
 GOLDEN = Path(__file__).parents[2] / "golden"
 GOOD = {"task": "task.py:Good", "epochs": 1, "global_batch": 8}
@@ -300,7 +300,7 @@ def requested(via: str, *overrides: str, **request: Any) -> Callable[[Path], Lau
 
     def make(folder: Path) -> object:
         loaded = config(*overrides, distributed={"launch_method": via})
-        return prepare(RankCommand(loaded, FILE, overrides, folder=folder), Request(**request))
+        return prepare(RankCommand(loaded, FILE, overrides, folder=folder), LaunchRequest(**request))
 
     return make
 

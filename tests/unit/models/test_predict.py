@@ -18,7 +18,7 @@ from samestep.checkpoint.format import read_training
 from samestep.data.batch import LaneBatch
 from samestep.distributed.context import SingleProcessContext
 from samestep.errors import CheckpointError, MissingExtraError, OutputError, PlanError, TaskError
-from samestep.models.predict import Predicted, Request, columns_of, predict_once
+from samestep.models.predict import Predicted, PredictRequest, columns_of, predict_once
 from samestep.models.trained_model import load_trained
 from tests.predicting import finished_run, points
 
@@ -30,7 +30,7 @@ def _path_stays(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def predict(run: Path, data: str, output: Path, *overrides: str, **options: Any) -> Predicted:
-    request = Request(run, data, output, overrides=overrides, **options)
+    request = PredictRequest(run, data, output, overrides=overrides, **options)
     return predict_once(request, SingleProcessContext(threads=1))
 
 

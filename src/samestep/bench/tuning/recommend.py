@@ -48,7 +48,7 @@ COMMAND = "tune measure"
 
 
 @dataclass(frozen=True)
-class Request:
+class TuneRequest:
     """The training to tune, and how long it may take."""
 
     config: Config
@@ -97,7 +97,7 @@ class Advised:
 
 
 def tune_lanes(
-    request: Request, wanted: Sequence[int], widths: Sequence[int], worlds: Sequence[World], machines: Machines
+    request: TuneRequest, wanted: Sequence[int], widths: Sequence[int], worlds: Sequence[World], machines: Machines
 ) -> tuple[LaneCosts, Document]:
     """Measure what lanes cost at each number of ranks.
 
@@ -122,14 +122,14 @@ def tune_lanes(
     return LaneCosts(request.config.lane_count(1), rows, on_gpu), found[0]
 
 
-def tune_all(request: Request, hardware: Hardware) -> Advised:
+def tune_all(request: TuneRequest, hardware: Hardware) -> Advised:
     """Measure on this machine, and decide."""
     request.refuse_ranks()
     with TemporaryDirectory(prefix="samestep-tune-", ignore_cleanup_errors=True) as folder:
         return _tune_all(replace(request, run_dir=folder), hardware, request.report)
 
 
-def _tune_all(request: Request, hardware: Hardware, report: Callable[[str], None]) -> Advised:
+def _tune_all(request: TuneRequest, hardware: Hardware, report: Callable[[str], None]) -> Advised:
     gpus = 0 if request.config.distributed.device == "cpu" else hardware.device_count
     cpus = hardware.cpus.value
     ways = layouts(request.config, cpus, gpus, request.quick)
@@ -161,8 +161,8 @@ def _tune_all(request: Request, hardware: Hardware, report: Callable[[str], None
 
 
 def _first_that_fits(
-    request: Request, ways: Sequence[Layout], report: Callable[[str], None]
-) -> tuple[Request, list[tuple[Layout, Timed]], dict[str, str]]:
+    request: TuneRequest, ways: Sequence[Layout], report: Callable[[str], None]
+) -> tuple[TuneRequest, list[tuple[Layout, Timed]], dict[str, str]]:
     """Measure all layouts, with more sharding if a step fits into memory with none of them.
 
     Returns:
@@ -191,7 +191,7 @@ def _first_that_fits(
     raise PlanError("no step could be measured: " + "; ".join(f"{shard}: {why}" for shard, why in unfit.items()))
 
 
-def _base_step(request: Request, way: Layout) -> Timed:
+def _base_step(request: TuneRequest, way: Layout) -> Timed:
     try:
         return Timed.read(_on_layout(request, way, [Variant(BASE)]).rows[0])
     except RankFailed as error:
@@ -222,14 +222,14 @@ def _decided(config: Config, layout: Layout, tried: Sequence[Variant], timed: Ma
     ]
 
 
-def _on_layout(request: Request, layout: Layout, tried: Sequence[Variant]) -> Document:
+def _on_layout(request: TuneRequest, layout: Layout, tried: Sequence[Variant]) -> Document:
     overrides = (*layout.overrides, f"run_dir={json.dumps(request.run_dir)}")
     quiet = replace(request, report=lambda line: _unless_stage(line, request.report))
     return _measured(quiet, overrides, tried, World(layout.ranks), Machines())
 
 
 def _measured(
-    request: Request, overrides: Sequence[str], tried: Sequence[Variant], world: World, machines: Machines
+    request: TuneRequest, overrides: Sequence[str], tried: Sequence[Variant], world: World, machines: Machines
 ) -> Document:
     options = ["--variants", as_text(tried), "--rounds", str(request.rounds)]
     if request.steps is not None:

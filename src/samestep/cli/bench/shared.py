@@ -19,7 +19,6 @@ from samestep.cli.app import (
     Launched,
     LocalRank,
     Overrides,
-    Via,
     app,
     guarded,
     plain,
@@ -30,7 +29,7 @@ from samestep.cli.app import (
 )
 from samestep.cli.ranks import as_rank
 from samestep.distributed.signals import DeferredSignals
-from samestep.environment.launch import detect_launch
+from samestep.environment.launch import LaunchMethod, detect_launch
 from samestep.environment.variables import process_environment
 
 if TYPE_CHECKING:
@@ -47,7 +46,7 @@ app.add_typer(bench_app, name="bench", rich_help_panel=STARTING)
 
 
 Worlds = Annotated[str, typer.Option(help="World sizes to start, such as 2,4.")]
-ViaOption = Annotated[Via, typer.Option(help="Launcher of the ranks of --worlds.")]
+ViaOption = Annotated[LaunchMethod, typer.Option(help="Launcher of the ranks of --worlds.")]
 Nodes = Annotated[int, typer.Option(min=1, help="The most nodes of a Slurm job.")]
 Hosts = Annotated[str, typer.Option(metavar="a,b", help="For mpirun and ssh: the machines.")]
 Rounds = Annotated[int | None, typer.Option(min=3, help="Rounds per variant; fewer with --quick.")]
@@ -71,7 +70,7 @@ class Start:
     machines: Machines
 
     @classmethod
-    def parse(cls, worlds: str, via: Via, nodes: int, hosts: str) -> Start:
+    def parse(cls, worlds: str, via: LaunchMethod, nodes: int, hosts: str) -> Start:
         """Parse the command line.
 
         Raises:

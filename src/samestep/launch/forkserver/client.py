@@ -16,7 +16,7 @@ from typing import IO
 from samestep.environment.interpreter import interpreter_words
 from samestep.environment.variables import process_environment, thread_variables
 from samestep.errors import LaunchError
-from samestep.launch.forkserver.requests import PADDING, Request, receive, send
+from samestep.launch.forkserver.requests import PADDING, ForkRequest, receive, send
 
 _PR_SET_CHILD_SUBREAPER = 36
 
@@ -55,7 +55,7 @@ class Forks:
         Raises:
             OSError, EOFError: if the server is gone.
         """
-        request = Request(words, list(files), environment)
+        request = ForkRequest(words, list(files), environment)
         _take_in_orphans(True)
         try:
             send(self._channel, request.texts(), list(files.values()))

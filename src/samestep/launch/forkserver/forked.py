@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, NoReturn
 
 from samestep.environment.interpreter import interpreter_words
 from samestep.environment.variables import replace_environment
-from samestep.launch.forkserver.requests import Request, show_words
+from samestep.launch.forkserver.requests import ForkRequest, show_words
 
 if TYPE_CHECKING:
     from samestep.launch.forkserver.client import Forks
@@ -55,7 +55,7 @@ class Imported:
 class Forked:
     """A process that was forked with everything imported."""
 
-    request: Request
+    request: ForkRequest
     imported: Imported
     forks: Forks | None = None
     """Where a launcher has its ranks forked."""
@@ -73,7 +73,7 @@ FORKED: ContextVar[Forked | None] = ContextVar("FORKED", default=None)
 """What this process is, if it was forked."""
 
 
-def start_cold(request: Request) -> NoReturn:
+def start_cold(request: ForkRequest) -> NoReturn:
     """Go on as a new interpreter: the same process, with the same files and the same parent."""
     for stream in (sys.stdout, sys.stderr):
         stream.flush()
@@ -81,7 +81,7 @@ def start_cold(request: Request) -> NoReturn:
     os.execve(sys.executable, argv, dict(request.environment))
 
 
-def become(request: Request, files: Sequence[int], imported: Imported) -> None:
+def become(request: ForkRequest, files: Sequence[int], imported: Imported) -> None:
     """Be what a process started for the request would be, when it has imported torch."""
     os.setsid()
     take_files(dict(zip(request.numbers, files, strict=True)))

@@ -15,7 +15,7 @@ _MOST_FILES = 16
 
 
 @dataclass(frozen=True)
-class Request:
+class ForkRequest:
     """A process to fork; the files that it gets are sent along."""
 
     words: Sequence[str]
@@ -29,7 +29,7 @@ class Request:
         return [str(len(self.words)), *self.words, " ".join(map(str, self.numbers)), *variables]
 
     @classmethod
-    def of(cls, texts: Sequence[str]) -> Request:
+    def of(cls, texts: Sequence[str]) -> ForkRequest:
         count = 1 + int(texts[0])
         numbers = [int(number) for number in texts[count].split()]
         environment = dict(text.split("=", 1) for text in texts[count + 1 :])

@@ -23,7 +23,7 @@ from samestep.environment.variables import process_environment
 from samestep.errors import TextError
 from samestep.launch.forkserver.client import Forks
 from samestep.launch.forkserver.forked import FORKED, Forked, Imported, become, run_and_leave
-from samestep.launch.forkserver.requests import Request, receive, send, show_words
+from samestep.launch.forkserver.requests import ForkRequest, receive, send, show_words
 from samestep.parsing.python_text import parse_python
 
 OURS = (
@@ -87,7 +87,7 @@ def _forking(channel: socket.socket, imported: Imported, run: Run) -> NoReturn:
             texts, files = receive(channel)
         except (EOFError, ConnectionError):
             os._exit(0)  # whoever it forks for has ended
-        request = Request.of(texts)
+        request = ForkRequest.of(texts)
         child = _fork_for_parent(request, files, imported)
         if child:
             send(channel, [str(child)])
@@ -96,7 +96,7 @@ def _forking(channel: socket.socket, imported: Imported, run: Run) -> NoReturn:
         run_and_leave(run, request.words)
 
 
-def _fork_for_parent(request: Request, files: Sequence[int], imported: Imported) -> int:
+def _fork_for_parent(request: ForkRequest, files: Sequence[int], imported: Imported) -> int:
     """Fork a process and leave it to this one's parent; 0 in the process itself.
 
     This forks twice, and the process in between ends at once: what it started goes to the nearest
@@ -120,7 +120,7 @@ def _fork_for_parent(request: Request, files: Sequence[int], imported: Imported)
     return child
 
 
-def _own_server(request: Request, imported: Imported, run: Run) -> Forks | None:
+def _own_server(request: ForkRequest, imported: Imported, run: Run) -> Forks | None:
     """Start a copy of this process as it is now, which forks the ranks of a launcher."""
     if request.words[0] != "launch":
         return None

@@ -7,9 +7,9 @@ import uuid
 from dataclasses import dataclass
 from typing import Any
 
-from samestep.config.distributed import LaunchMethod
 from samestep.distributed.quick_hardware import quick_hardware
 from samestep.environment.hardware import owned_cpus
+from samestep.environment.launch import LaunchMethod
 from samestep.environment.node_lists import job_rendezvous
 from samestep.environment.variables import process_environment
 from samestep.errors import LaunchError
@@ -28,7 +28,7 @@ _MASTER_PORT = 29500
 
 
 @dataclass(frozen=True)
-class Request:
+class LaunchRequest:
     """The options of `samestep launch` that are not in the config."""
 
     nproc: Size | None = None
@@ -47,14 +47,14 @@ class Request:
 
     def refuse(self, via: LaunchMethod, *options: str) -> None:
         """Refuse options that mean nothing to this launcher, instead of ignoring them."""
-        unset = Request()
+        unset = LaunchRequest()
         given = [name for name in options if getattr(self, name) != getattr(unset, name)]
         if given:
             shown = ", ".join("--" + name.replace("_", "-") for name in given)
             raise LaunchError(f"{shown} means nothing with --via {via}: leave it out")
 
 
-def prepare(rank_command: RankCommand, request: Request) -> Launch:
+def prepare(rank_command: RankCommand, request: LaunchRequest) -> Launch:
     """Return the launch of a config by the launcher that it names; no rank is started."""
     method = rank_command.config.distributed.launch_method
     if method == "mpirun":
@@ -71,7 +71,7 @@ def prepare(rank_command: RankCommand, request: Request) -> Launch:
     return _by_torchrun(rank_command, request)
 
 
-def prepare_plain(script: PlainScript, request: Request) -> Launch:
+def prepare_plain(script: PlainScript, request: LaunchRequest) -> Launch:
     """Return the launch of a script as torchrun would start it; no rank is started."""
     request.refuse("torchrun", "hosts")
     nproc = request.nproc
@@ -81,7 +81,7 @@ def prepare_plain(script: PlainScript, request: Request) -> Launch:
     return plain_command(script, nproc, **_machines(request))
 
 
-def _by_torchrun(rank_command: RankCommand, request: Request) -> Launch:
+def _by_torchrun(rank_command: RankCommand, request: LaunchRequest) -> Launch:
     nproc = request.nproc
     if nproc is None:
         machines = 1 if request.nodes is None else request.nodes.most
@@ -90,7 +90,7 @@ def _by_torchrun(rank_command: RankCommand, request: Request) -> Launch:
     return torchrun_command(rank_command, nproc, **_machines(request))
 
 
-def _machines(request: Request) -> dict[str, Any]:
+def _machines(request: LaunchRequest) -> dict[str, Any]:
     """Return the options of torchrun that are about machines and restarts."""
     return {
         "nodes": request.nodes, "node_rank": request.node_rank, "rendezvous": _rendezvous_endpoint(request),
@@ -98,7 +98,7 @@ def _machines(request: Request) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _rendezvous_endpoint(request: Request) -> str:
+def _rendezvous_endpoint(request: LaunchRequest) -> str:
     """HOST:PORT where machines meet; empty for one alone."""
     rendezvous, node_rank = request.rendezvous, request.node_rank
     if request.master_addr or request.master_port is not None:
@@ -115,7 +115,7 @@ def _rendezvous_endpoint(request: Request) -> str:
     return rendezvous
 
 
-def _by_mpirun(rank_command: RankCommand, request: Request) -> Launch:
+def _by_mpirun(rank_command: RankCommand, request: LaunchRequest) -> Launch:
     config, environ = rank_command.config, process_environment()
     request.refuse("mpirun", "nodes", "node_rank", "master_addr", "master_port", "rendezvous", "max_restarts")
     world = request.fixed_nproc("mpirun starts a fixed number")
@@ -139,14 +139,14 @@ def _by_mpirun(rank_command: RankCommand, request: Request) -> Launch:
     )
 
 
-def _by_srun(rank_command: RankCommand, request: Request) -> Launch:
+def _by_srun(rank_command: RankCommand, request: LaunchRequest) -> Launch:
     request.refuse("srun", "node_rank", "master_addr", "master_port", "rendezvous", "hosts", "max_restarts")
     nproc = request.fixed_nproc("a step has a fixed number of ranks")
     name = f"srun-{uuid.uuid4().hex}"
     return srun_command(rank_command, request.nodes, nproc, name, process_environment())
 
 
-def _by_ssh(rank_command: RankCommand, request: Request) -> Launch:
+def _by_ssh(rank_command: RankCommand, request: LaunchRequest) -> Launch:
     request.refuse("ssh", "nodes", "node_rank", "master_addr", "rendezvous", "max_restarts")
     if not request.hosts:
         raise LaunchError("--via ssh must know the machines: add --hosts, such as --hosts a:4,b:4")

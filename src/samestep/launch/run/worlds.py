@@ -6,24 +6,24 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Literal, TypeVar, get_args
+from typing import TypeVar, get_args
 
 from samestep.config import Config
 from samestep.config.distributed import DistributedConfig
 from samestep.distributed.signals import stopping_at_once
+from samestep.environment.launch import LaunchMethod
 from samestep.errors import LaunchError, PlanError
 from samestep.lanes.plan import MOST_LANES
 from samestep.launch.commands.rank_command import RankCommand
 from samestep.launch.commands.size import Host, Size, parse_hosts
 from samestep.launch.run.launches import Launch, start
-from samestep.launch.run.prepare import Request, prepare
+from samestep.launch.run.prepare import LaunchRequest, prepare
 from samestep.parsing.limits import short
 from samestep.parsing.numbers import whole_number
 from samestep.words import counted
 
 T = TypeVar("T")
-Via = Literal["torchrun", "mpirun", "slurm", "ssh"]
-LAUNCHERS: tuple[Via, ...] = ("torchrun", "mpirun", "slurm", "ssh")
+LAUNCHERS: tuple[LaunchMethod, ...] = ("torchrun", "mpirun", "slurm", "ssh")
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,7 @@ class World:
     """A number of ranks, and the launcher that starts them."""
 
     ranks: int
-    via: Via = "torchrun"
+    via: LaunchMethod = "torchrun"
     shard: str | None = None
     """In place of the config's `distributed.shard`; None for that."""
 
@@ -141,12 +141,12 @@ def launch_of(world: World, rank_command: RankCommand, machines: Machines) -> La
     if world.via == "slurm":
         nodes = max(n for n in range(1, machines.nodes + 1) if world.ranks % n == 0)
         each = world.ranks // nodes
-        return prepare(rank_command, Request(nodes=Size(nodes, nodes), nproc=Size(each, each)))
+        return prepare(rank_command, LaunchRequest(nodes=Size(nodes, nodes), nproc=Size(each, each)))
     if world.via == "ssh" and not machines.hosts:
         raise LaunchError("a world @ssh needs the machines: add --hosts a,b")
     if world.via in ("mpirun", "ssh") and machines.hosts:
-        return prepare(rank_command, Request(hosts=machines.spread(world.ranks)))
-    return prepare(rank_command, Request(nproc=ranks))
+        return prepare(rank_command, LaunchRequest(hosts=machines.spread(world.ranks)))
+    return prepare(rank_command, LaunchRequest(nproc=ranks))
 
 
 def measure_each(

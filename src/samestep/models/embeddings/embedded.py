@@ -24,7 +24,7 @@ NO_REFERENCE = "none"
 
 
 @dataclass(frozen=True)
-class Request:
+class EmbeddingRequest:
     """The embeddings to draw.
 
     Args:
@@ -112,7 +112,7 @@ class EmbeddedRun:
         return [mine[at] != others[near.place] for at, near in enumerate(self.nearest)]
 
 
-def embed_run(request: Request, context: RunContext) -> EmbeddedRun | None:
+def embed_run(request: EmbeddingRequest, context: RunContext) -> EmbeddedRun | None:
     """Embed a run's data; every rank calls this, rank 0 gets the result.
 
     Args:

@@ -146,7 +146,7 @@ def test_the_largest_batch_follows_from_a_line() -> None:
 def test_the_first_sharding_that_fits_is_taken(fits: str, own: str, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[tuple[str, int]] = []
 
-    def measured(request: recommend.Request, way: Layout, tried: Any) -> Document:
+    def measured(request: recommend.TuneRequest, way: Layout, tried: Any) -> Document:
         shard = request.config.distributed.shard
         asked.append((shard, way.ranks))
         if shard != fits or way.ranks == 1:
@@ -158,7 +158,7 @@ def test_the_first_sharding_that_fits_is_taken(fits: str, own: str, monkeypatch:
 
     monkeypatch.setattr(recommend, "_on_layout", measured)
     config = load_config({"task": "t.py:T", "epochs": 1, "global_batch": 64, "distributed": {"shard": own}})
-    request = recommend.Request(config, Path("x.yaml"))
+    request = recommend.TuneRequest(config, Path("x.yaml"))
     ways = [Layout(1, None), Layout(4, None)]
     found, tried, unfit = recommend._first_that_fits(request, ways, lambda line: None)
     assert found.config.distributed.shard == fits
@@ -180,7 +180,7 @@ def test_other_failures_of_ranks_are_errors(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(recommend, "_on_layout", measured)
     config = load_config({"task": "t.py:T", "epochs": 1, "global_batch": 64})
     with pytest.raises(RankFailed, match="no such file"):
-        recommend._first_that_fits(recommend.Request(config, Path("x")), [Layout(2, 1)], lambda line: None)
+        recommend._first_that_fits(recommend.TuneRequest(config, Path("x")), [Layout(2, 1)], lambda line: None)
 
 
 def test_a_step_that_fits_needs_no_sharding() -> None:

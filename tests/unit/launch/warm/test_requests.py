@@ -9,13 +9,13 @@ import threading
 import pytest
 
 from samestep.launch.forkserver.forked import Imported
-from samestep.launch.forkserver.requests import Request, receive, send
+from samestep.launch.forkserver.requests import ForkRequest, receive, send
 
 
 def test_a_request_arrives_as_it_was() -> None:
     words = ["train", "", "a=ü\n b", os.fsdecode(b"\xff"), "x" * 300_000]
     variables = {"A": "1=2", "EMPTY": "", "ODD": os.fsdecode(b"\xfe")}
-    request = Request(words, [0, 1, 7], variables)
+    request = ForkRequest(words, [0, 1, 7], variables)
     ours, theirs = socket.socketpair()
     reading, writing = os.pipe()
     with ours, theirs:
@@ -24,7 +24,7 @@ def test_a_request_arrives_as_it_was() -> None:
         sender.start()
         texts, files = receive(theirs)
         sender.join()
-        assert Request.of(texts) == request
+        assert ForkRequest.of(texts) == request
         assert len(files) == 3
         os.write(files[1], b"same")
         assert os.read(reading, 4) == b"same"

@@ -8,7 +8,7 @@ import pytest
 
 from samestep.distributed.context import SingleProcessContext
 from samestep.errors import TaskError
-from samestep.models.embeddings.embedded import EmbeddedRun, Request, embed_run
+from samestep.models.embeddings.embedded import EmbeddedRun, EmbeddingRequest, embed_run
 from samestep.models.embeddings.report import figure, picture_of, write_html
 from tests.predicting import finished_run
 
@@ -20,7 +20,7 @@ def _path_stays(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def embedded(run: Path, **request: object) -> EmbeddedRun:
-    found = embed_run(Request(run, **request), SingleProcessContext(threads=1))  # type: ignore[arg-type]
+    found = embed_run(EmbeddingRequest(run, **request), SingleProcessContext(threads=1))  # type: ignore[arg-type]
     assert found is not None
     return found
 
