@@ -91,15 +91,15 @@ class _DefaultGenerator:
         torch.default_generator.manual_seed(seed)
 
 
-def _land(self: recorded_step.RecordedStep, measured: LocalStats) -> None:
+def _apply_update(self: recorded_step.RecordedStep, measured: LocalStats) -> None:
     gradients = self._engine.reduction.gradients
     if isinstance(gradients, TreeSum) and isinstance(gradients._bucket_stats, BucketStats):
         # A graph computes these stats where they were when it was captured.
         gradients._bucket_stats._stats = measured  # type: ignore[assignment]
-    _REAL_LAND(self, measured)
+    _REAL_APPLY_UPDATE(self, measured)
 
 
-_REAL_LAND = recorded_step.RecordedStep._land
+_REAL_APPLY_UPDATE = recorded_step.RecordedStep._apply_update
 
 
 def _make_update(self: update.Update, *args: Any, **others: Any) -> None:
@@ -130,7 +130,7 @@ def emulated_graphs(why_no_update: str | None = None) -> Iterator[None]:
         # Fused optimizers of a CPU can be told on the device that a step is skipped, too.
         (update.Update, "__init__", _make_update),
         (update, "to_host", lambda values: (values.clone(), None)),
-        (recorded_step.RecordedStep, "_land", _land),
+        (recorded_step.RecordedStep, "_apply_update", _apply_update),
         (recorded_step.RecordedStep, "_capturable", lambda self: nullcontext()),
         (recorded_step, "capture", capture),
         (recorded_step, "drawing_from", drawing_from),

@@ -14,7 +14,7 @@ from typing import NoReturn
 
 import numpy as np
 
-from samestep.launch.forkserver.forked import exit_code_of, leave, take_files
+from samestep.launch.forkserver.forked import exit_code_of, exit_process, take_files
 from tests.preloaded.command_lines import parse
 from tests.preloaded.requests import Request
 from tests.preloaded.title import set_title
@@ -22,7 +22,7 @@ from tests.preloaded.title import set_title
 _IGNORED_BY_PYTHON = (signal.SIGPIPE, signal.SIGXFSZ)
 
 
-def become(request: Request, descriptors: list[int]) -> None:
+def exec_request(request: Request, descriptors: list[int]) -> None:
     """Be what a process started for the request would be."""
     if request.new_session:
         os.setsid()
@@ -65,7 +65,7 @@ def execute(argv: list[str]) -> NoReturn:
             runpy.run_module(module, run_name="__main__", alter_sys=True)
     except BaseException as error:
         code = exit_code_of(error)
-    leave(code)
+    exit_process(code)
 
 
 def _open_stdout(unbuffered: bool) -> None:

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from samestep.bench.document import Document, machine_facts
 from samestep.bench.leak import LEAST_GROWTH, LEAST_RESIDENT_GROWTH, Growth, growth_of
-from samestep.bench.memory_meter import AllocatorMeter, Levels, StepLevels, TensorMeter, bytes_of, metered
+from samestep.bench.memory_meter import AllocatorMeter, MemorySampler, StepMemory, TensorMeter, bytes_of, metered
 from samestep.bench.short_runs import Trials, backend_of, training_facts, trials
 from samestep.bench.statistics import spread_of
 from samestep.config import Config
@@ -52,10 +52,10 @@ def in_use() -> int | None:
     malloc = _malloc_info()
     if malloc is None:
         return None
-    told = malloc()
+    stats = malloc()
     shared = int(getattr(psutil.Process().memory_info(), "shared", 0))
     small = sys.getallocatedblocks() * _SMALL_OBJECT
-    return int(told.uordblks) + int(told.hblkhd) + shared + small
+    return int(stats.uordblks) + int(stats.hblkhd) + shared + small
 
 
 @cache
@@ -151,26 +151,26 @@ def _read_parts(opened: Trials, lanes_per_rank: int) -> list[dict[str, int | Non
     changes = {"graph": False} if device.type == "cuda" else {"graph": False, "compile": False}
     gc.collect()
     with metered(device) as meter, opened.run(lanes_per_rank, speed=speed.model_copy(update=changes)) as run:
-        levels = Levels(meter, copies=device.type == "cuda")
-        run.watch_lanes(levels)
-        run.add_listener(levels)
+        sampler = MemorySampler(meter, copies=device.type == "cuda")
+        run.watch_lanes(sampler)
+        run.add_listener(sampler)
         by_tree = opened.config.same == "bits" or context.world == 1
         held = []
         with opened.steps(run) as steps:
             for number in range(_WARM_UP + _STEPS):
-                levels.begin()
+                sampler.begin()
                 next(steps)
                 weights = run.setup.gathered.weights
                 if number == 0 and weights is not None:
                     weights.watch_memory(meter.resized)
                 if number >= _WARM_UP:
-                    found = levels.finished()
-                    held.append(_sorted_out(run, meter, found, opened.task.has_batch_loss, by_tree))
+                    found = sampler.finished()
+                    held.append(_classify(run, meter, found, opened.task.has_batch_loss, by_tree))
     return held
 
 
-def _sorted_out(
-    run: Run, meter: TensorMeter | AllocatorMeter, found: StepLevels, whole_batch: bool, by_tree: bool
+def _classify(
+    run: Run, meter: TensorMeter | AllocatorMeter, found: StepMemory, whole_batch: bool, by_tree: bool
 ) -> dict[str, int | None]:
     """Whose the memory between two steps is; and what came and went in the step."""
     state = run.state

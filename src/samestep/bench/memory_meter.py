@@ -130,12 +130,12 @@ class TensorMeter(TorchDispatchMode):
 
 
 @dataclass
-class StepLevels:
+class StepMemory:
     """Bytes that were held in a step, less those of its batches."""
 
-    begins: list[int] = field(default_factory=list)
+    before_forward: list[int] = field(default_factory=list)
     """When each lane's forward pass began."""
-    turns: list[int] = field(default_factory=list)
+    after_forward: list[int] = field(default_factory=list)
     """When each lane's forward pass was over."""
     end: int = 0
     """After the last lane's backward pass."""
@@ -146,7 +146,7 @@ class StepLevels:
     @property
     def activations(self) -> int:
         """The most that a lane's forward pass kept."""
-        pairs = zip(self.begins, self.turns, strict=True)
+        pairs = zip(self.before_forward, self.after_forward, strict=True)
         return max((turn - begin for begin, turn in pairs), default=0)
 
     def gradients(self, by_tree: bool) -> int:
@@ -155,15 +155,15 @@ class StepLevels:
         Args:
             by_tree: Whether a lane's gradients are added when it is over, not while they come.
         """
-        if not self.begins:
+        if not self.before_forward:
             return 0
-        left = [level - self.begins[0] for level in (*self.begins[1:], self.end)]
-        if len(self.begins) == 1 or not by_tree:
+        left = [level - self.before_forward[0] for level in (*self.before_forward[1:], self.end)]
+        if len(self.before_forward) == 1 or not by_tree:
             return max(left)
         return max(left[:-1]) + left[0]
 
 
-class Levels(RunListener):
+class MemorySampler(RunListener):
     """Watches the lanes of a run's steps: a `LaneWatch`, and a listener for their batches."""
 
     draws = False
@@ -173,12 +173,12 @@ class Levels(RunListener):
         copies: Whether a batch is on the device only when its lane's forward pass has begun.
         """
         self._meter, self._copies = meter, copies
-        self.step = StepLevels()
+        self.step = StepMemory()
         self._sizes: list[int] = []
 
     def begin(self) -> None:
         """A new step."""
-        self.step, self._sizes = StepLevels(), []
+        self.step, self._sizes = StepMemory(), []
         self._meter.restart()
 
     def on_batch(self, step: int, batch: LaneBatch) -> None:
@@ -186,14 +186,14 @@ class Levels(RunListener):
 
     def enter_lane(self, step: int, lane: int) -> None:
         copied = self._sizes[:-1] if self._copies else self._sizes
-        self.step.begins.append(self._meter.held() - sum(copied))
+        self.step.before_forward.append(self._meter.held() - sum(copied))
 
     def forget_lane(self) -> None:
-        self.step.begins.pop()
-        self.step.begins.append(self._meter.held() - sum(self._sizes))
+        self.step.before_forward.pop()
+        self.step.before_forward.append(self._meter.held() - sum(self._sizes))
 
     def leave_lane(self, loss: Tensor | float, count: Tensor | float) -> None:
-        self.step.turns.append(self._meter.held() - sum(self._sizes))
+        self.step.after_forward.append(self._meter.held() - sum(self._sizes))
 
     def leave_lanes(self) -> None:
         self.step.end = self._meter.held() - sum(self._sizes)
@@ -201,7 +201,7 @@ class Levels(RunListener):
     def summed(self, step: int) -> None:
         pass
 
-    def finished(self) -> StepLevels:
+    def finished(self) -> StepMemory:
         """Return the step is over."""
         self.step.batches, self.step.peak = sum(self._sizes), self._meter.peak()
         return self.step

@@ -157,10 +157,10 @@ def write_receipt(
 ) -> None:
     """Say that a part is on the disk, or why it is not."""
     why = "" if error is None else getattr(error, "strerror", None) or str(error) or repr(error)
-    said = {"files": sums, "tensors": tensors, "error": why, "is_disk": isinstance(error, OSError)}
+    receipt = {"files": sums, "tensors": tensors, "error": why, "is_disk": isinstance(error, OSError)}
     path = partial / part.receipt
     with DigestedFile(files, path.with_name(path.name + PARTIAL)) as file:
-        file.write(json.dumps(said).encode())
+        file.write(json.dumps(receipt).encode())
     files.replace(path.with_name(path.name + PARTIAL), path)
 
 
@@ -180,12 +180,12 @@ def await_parts(files: Files, partial: Path, part: Part, tensors: list[str], pat
     for other in part.others():
         path = partial / other.receipt
         patience.wait(partial, other)
-        said = read_json(path)
-        if said["error"]:
-            message = f"part {other.number + 1} of {part.of}: {said['error']}"
-            raise OSError(0, message) if said["is_disk"] else CheckpointError(message)
-        sums |= {name: (digest, size) for name, (digest, size) in said["files"].items()}
-        places |= dict.fromkeys(said["tensors"], other.model_file)
+        receipt = read_json(path)
+        if receipt["error"]:
+            message = f"part {other.number + 1} of {part.of}: {receipt['error']}"
+            raise OSError(0, message) if receipt["is_disk"] else CheckpointError(message)
+        sums |= {name: (digest, size) for name, (digest, size) in receipt["files"].items()}
+        places |= dict.fromkeys(receipt["tensors"], other.model_file)
         files.remove(path)
     if part.splits_model:
         with DigestedFile(files, partial / INDEX) as file:

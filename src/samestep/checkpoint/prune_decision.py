@@ -14,7 +14,7 @@ from pydantic import TypeAdapter
 
 from samestep.checkpoint.files import read_typed, write_whole
 
-_QUESTION, _ANSWER = "asked.json", "answer.json"
+_VALUE_FILE, _DECISION_FILE = "value.json", "decision.json"
 
 
 @dataclass(frozen=True)
@@ -39,20 +39,20 @@ _ADVICE = "remove it"
 
 
 def read_value(folder: Path) -> IntermediateValue | None:
-    """Return what the run of this directory has asked last."""
-    return read_typed(folder / _QUESTION, _VALUE, _ADVICE)
+    """Return the value that the run has reported last."""
+    return read_typed(folder / _VALUE_FILE, _VALUE, _ADVICE)
 
 
-def write_value(folder: Path, question: IntermediateValue) -> None:
-    """Ask."""
-    write_whole(folder / _QUESTION, json.dumps(asdict(question)))
+def write_value(folder: Path, value: IntermediateValue) -> None:
+    """Report a value, and so ask for a decision."""
+    write_whole(folder / _VALUE_FILE, json.dumps(asdict(value)))
 
 
 def read_decision(folder: Path) -> PruneDecision | None:
-    """Return the last answer that was given."""
-    return read_typed(folder / _ANSWER, _DECISION, _ADVICE)
+    """Return the last decision."""
+    return read_typed(folder / _DECISION_FILE, _DECISION, _ADVICE)
 
 
-def write_decision(folder: Path, answer: PruneDecision) -> None:
-    """Decide what the run has asked."""
-    write_whole(folder / _ANSWER, json.dumps(asdict(answer)))
+def write_decision(folder: Path, decision: PruneDecision) -> None:
+    """Answer the value that was reported last."""
+    write_whole(folder / _DECISION_FILE, json.dumps(asdict(decision)))

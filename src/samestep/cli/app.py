@@ -200,7 +200,7 @@ Launched = Annotated[bool, typer.Option("--launched", hidden=True)]
 Trace = Annotated[Path | None, typer.Option(hidden=True)]
 TraceFrom = Annotated[int, typer.Option(hidden=True)]
 # Where a run of a sweep asks whether to continue.
-Ask = Annotated[Path | None, typer.Option(hidden=True)]
+PruneDir = Annotated[Path | None, typer.Option(hidden=True)]
 # Seconds after which a run that nobody looks at ends, if nothing moves in it.
 HangTimeout = Annotated[float | None, typer.Option(min=0.1, hidden=True)]
 StartTimeout = Annotated[float | None, typer.Option(min=0.1, hidden=True)]

@@ -10,8 +10,8 @@ import typer
 
 from samestep.cli.app import (
     TRAINING,
-    Ask,
     Overrides,
+    PruneDir,
     RunFile,
     TakesAnyScript,
     Trace,
@@ -58,15 +58,15 @@ Write = Annotated[Path | None, _option(metavar="FILE", help="Save the script; ru
 Follow = Annotated[bool, _option("--follow", help="Follow a Slurm job until it ends.")]
 Record = Annotated[Path | None, typer.Option(hidden=True)]
 StopAfter = Annotated[int | None, typer.Option(hidden=True)]
-Attached = Annotated[bool, typer.Option("--attached", hidden=True)]
+StdinControl = Annotated[bool, typer.Option("--stdin-control", hidden=True)]
 ReadSecret = Annotated[bool, typer.Option("--read-secret", hidden=True)]
 # The job ends with this command; one that an earlier command left is taken over.
-Held = Annotated[bool, typer.Option("--held", hidden=True)]
+HoldJob = Annotated[bool, typer.Option("--hold-job", hidden=True)]
 RankCommandName = Annotated[str, typer.Option("--rank-command", hidden=True)]
-Words = Annotated[list[str] | None, typer.Option("--word", hidden=True)]
+RankArgs = Annotated[list[str] | None, typer.Option("--rank-arg", hidden=True)]
 """What its ranks are other than `samestep train`, and that command's options: a launch of ours on another machine."""
-_OBSERVED = ("record", "stop_after", "trace", "trace_from", "ask")
-_NOT_REPEATED = ("show", "write", *_OBSERVED, "attached", "read_secret", "held", "rank_command", "word")
+_OBSERVED = ("record", "stop_after", "trace", "trace_from", "prune_dir")
+_NOT_REPEATED = ("show", "write", *_OBSERVED, "stdin_control", "read_secret", "hold_job", "rank_command", "rank_arg")
 """Options of `launch` that a resumed run is started without."""
 _STEP_OPTIONS = {"srun": ("cpus_per_task", "gpus_per_node")}
 """Slurm's options that a step of an allocation takes too, by launcher."""
@@ -100,12 +100,12 @@ def launch(
     stop_after: StopAfter = None,
     trace: Trace = None,
     trace_from: TraceFrom = 0,
-    ask: Ask = None,
-    attached: Attached = False,
+    prune_dir: PruneDir = None,
+    stdin_control: StdinControl = False,
     read_secret: ReadSecret = False,
-    held: Held = False,
+    hold_job: HoldJob = False,
     rank_command: RankCommandName = "train",
-    word: Words = None,
+    rank_arg: RankArgs = None,
 ) -> None:
     """Start the ranks of a run: on this machine, on others, by mpirun, or as a Slurm job.
 
@@ -117,14 +117,14 @@ def launch(
         from samestep.launch.commands.slurm import SlurmJob
         from samestep.launch.run.launches import start
 
-        prepared, told = _prepared(context)
+        prepared, variables = _prepared(context)
         if follow and not isinstance(prepared, SlurmJob):
             raise LaunchError("--follow is for Slurm jobs: other launches are followed anyway")
         if show or write is not None:
             return _show(prepared, show, write)
-        _use_input(attached, read_secret)
-        with exporting(told):
-            start(prepared, _report, follow=follow, held=held)
+        _use_input(stdin_control, read_secret)
+        with exporting(variables):
+            start(prepared, _report, follow=follow, held=hold_job)
 
 
 def _prepared(context: typer.Context) -> tuple[Launch, dict[str, str]]:
@@ -142,7 +142,7 @@ def _prepared(context: typer.Context) -> tuple[Launch, dict[str, str]]:
     if given["module"] or is_plain(file):
         return prepare_plain(_plain_script(context, file), request), {}
     rank_command = _rank_command(context, file, given["overrides"] or [], given["via"])
-    return prepare(rank_command, request), _told_to_ranks(context, rank_command)
+    return prepare(rank_command, request), _rank_variables(context, rank_command)
 
 
 def _plain_script(context: typer.Context, file: Path) -> PlainScript:
@@ -150,7 +150,7 @@ def _plain_script(context: typer.Context, file: Path) -> PlainScript:
     from samestep.launch.commands.plain_script import PlainScript
 
     params = context.params
-    observing = ("record", "stop_after", "trace", "ask")
+    observing = ("record", "stop_after", "trace", "prune_dir")
     given = [*(name for name in observing if params[name] is not None), *_slurm_options(context)]
     given += ["via"] if params["via"] not in (None, "torchrun") else []
     if given:
@@ -162,7 +162,7 @@ def _plain_script(context: typer.Context, file: Path) -> PlainScript:
     return PlainScript(str(file), params["module"], script_arguments(context))
 
 
-def _told_to_ranks(context: typer.Context, rank_command: RankCommand) -> dict[str, str]:
+def _rank_variables(context: typer.Context, rank_command: RankCommand) -> dict[str, str]:
     """Return how `samestep resume` starts the run again; nothing where no single command does."""
     from samestep.launch.commands.recorded import RecordedCommand
 
@@ -178,13 +178,13 @@ def _told_to_ranks(context: typer.Context, rank_command: RankCommand) -> dict[st
     return RecordedCommand("launch", str(file), str(Path.cwd()), overrides, options, rank_command.arguments).variables()
 
 
-def _use_input(attached: bool, read_secret: bool) -> None:
+def _use_input(stdin_control: bool, read_secret: bool) -> None:
     """Use the input of a launcher on another machine: the secret, and its end."""
     if read_secret:
         from samestep.environment.secret import receive_secret
 
         receive_secret()
-    if attached:
+    if stdin_control:
         from samestep.distributed.signals import stop_with_input
 
         stop_with_input()
@@ -219,7 +219,7 @@ def _rank_command(context: typer.Context, config: Path, overrides: list[str], vi
         tuple(overrides),
         arguments=arguments,
         command=params["rank_command"],
-        options=tuple(params["word"] or ()),
+        options=tuple(params["rank_arg"] or ()),
         **observed,
     )
 

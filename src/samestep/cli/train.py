@@ -12,11 +12,11 @@ import typer
 from samestep.cli.app import (
     TRAINING,
     AsJson,
-    Ask,
     HangTimeout,
     Launched,
     LocalRank,
     Overrides,
+    PruneDir,
     RunFile,
     StartTimeout,
     TakesScript,
@@ -45,7 +45,7 @@ def train(
     stop_after: Annotated[int | None, typer.Option(min=1, help="Save and stop after this step; exits 75.")] = None,
     trace: Trace = None,
     trace_from: TraceFrom = 0,
-    ask: Ask = None,
+    prune_dir: PruneDir = None,
     hang_timeout: HangTimeout = None,
     start_timeout: StartTimeout = None,
     as_json: AsJson = False,
@@ -70,7 +70,7 @@ def train(
                 )
             from samestep.train.requests import Observation, ScriptRequest
 
-            observation = Observation(record, stop_after, trace, trace_from, ask)
+            observation = Observation(record, stop_after, trace, trace_from, prune_dir)
             request = ScriptRequest(overrides or [], observation, describe)
             return run_script_as_rank(config, request, context, local_rank, command)
         loaded = load_config(config, overrides or [])
@@ -87,7 +87,7 @@ def train(
             if hint:
                 place.log.main(hint)
             try:
-                outcome = train_once(loaded, place, record, stop_after, trace, trace_from, ask)
+                outcome = train_once(loaded, place, record, stop_after, trace, trace_from, prune_dir)
             except Stopped:
                 _print_result(loaded, place, as_json)
                 raise

@@ -195,7 +195,7 @@ def _print(found: Advised, config: Path | None) -> None:
     ]
     others = [(one.label, one.failed or one.shown, "") for one in found.measured]
     print_rows(("on this machine", "a step (95 % range)", ""), [*layouts, *others])
-    advice = [(one.topic, one.says) for one in found.advice]
+    advice = [(one.topic, one.text) for one in found.advice]
     print_rows(("setting", "recommendation"), advice)
     values = [f"{key}={json.dumps(value)}" for key, value in found.overrides.items()]
     file = "CONFIG" if config is None else str(config)
@@ -211,7 +211,7 @@ def _write(found: Advised, config: Path, path: Path) -> None:
         typer.echo(f"{path} is not written: the config has what is recommended", err=True)
         return
     settings = [
-        Setting(key, value, [f"{one.topic}: {one.says}", *([_ANOTHER] if one.another_run else [])])
+        Setting(key, value, [f"{one.topic}: {one.text}", *([_ANOTHER] if one.another_run else [])])
         for one in found.advice
         for key, value in one.overrides.items()
     ]

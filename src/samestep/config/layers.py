@@ -70,8 +70,8 @@ class Stack:
             notes.append(f"{_described(self.unnamed)}: no file is named for it")
         for layer in self.layers:
             if layer.platform is not None:
-                told = short(", ".join(keys(layer))) or "nothing"
-                notes.append(f"{_described(layer.platform)}: {layer.name} sets {told}")
+                names = short(", ".join(keys(layer))) or "nothing"
+                notes.append(f"{_described(layer.platform)}: {layer.name} sets {names}")
         return notes
 
 

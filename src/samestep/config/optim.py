@@ -39,10 +39,10 @@ class LossScaleConfig(Section):
 class ClipConfig(Section):
     """Limits on the gradient, after the sum over all lanes; at most one of the three."""
 
-    norm: bounds.Above0 | None = Field(None, description="largest norm")
-    value: bounds.Above0 | None = Field(None, description="largest absolute value")
-    adaptive: bounds.Above0 | None = Field(None, description="largest multiple of the running norm")
-    memory: bounds.Share = Field(0.98, description="share of the running norm that is kept each step")
+    norm: bounds.Positive | None = Field(None, description="largest norm")
+    value: bounds.Positive | None = Field(None, description="largest absolute value")
+    adaptive: bounds.Positive | None = Field(None, description="largest multiple of the running norm")
+    memory: bounds.Fraction = Field(0.98, description="share of the running norm that is kept each step")
     per_group: bool = Field(False, description="each parameter group by its own norm")
 
     @property
@@ -67,8 +67,8 @@ class GroupConfig(Section):
         min_length=1, max_length=bounds.MOST_ENTRIES, description="patterns of parameter names, such as head.*"
     )
     name: str | None = Field(None, description="another optimizer for this group")
-    lr: bounds.From0 | None = Field(None, description="learning rate of this group")
-    weight_decay: bounds.From0 | None = Field(None, description="weight decay of this group")
+    lr: bounds.NonNegative | None = Field(None, description="learning rate of this group")
+    weight_decay: bounds.NonNegative | None = Field(None, description="weight decay of this group")
     args: dict[str, Any] = Field({}, max_length=bounds.MOST_ENTRIES, description="further arguments of the optimizer")
 
 
@@ -76,8 +76,8 @@ class OptimizerConfig(Section):
     """Optimizers by name, in place of the task's."""
 
     name: str = Field("adamw", description="a class of torch.optim, such as adamw or sgd")
-    lr: bounds.From0 = Field(1e-3, description="learning rate")
-    weight_decay: bounds.From0 | None = Field(None, description="torch's default if not set")
+    lr: bounds.NonNegative = Field(1e-3, description="learning rate")
+    weight_decay: bounds.NonNegative | None = Field(None, description="torch's default if not set")
     no_decay: tuple[str, ...] = Field(
         ("bias", "norm"),
         max_length=bounds.MOST_ENTRIES,
@@ -116,7 +116,7 @@ class ScheduleConfig(Section):
 class EmaConfig(Section):
     """An exponential moving average of the weights, validated and saved beside them."""
 
-    decay: bounds.Share = Field(0.999, description="share of the average that is kept in each update")
+    decay: bounds.Fraction = Field(0.999, description="share of the average that is kept in each update")
     per: Literal["step", "epoch"] = Field("step", description="whether decay applies per step or per epoch")
     every: bounds.Steps = Field(1, description="steps between two updates of the average")
     warmup: bool = Field(True, description="average less at first: (1 + n) / (10 + n) at most")
@@ -130,9 +130,9 @@ class EmaConfig(Section):
 class SwaConfig(Section):
     """Stochastic weight averaging: the mean of weights over the last part of the run."""
 
-    start: bounds.Share | bounds.Steps = Field(0.75, description="share of the run, or step, at which it starts")
+    start: bounds.Fraction | bounds.Steps = Field(0.75, description="share of the run, or step, at which it starts")
     every: bounds.Steps | Literal["epoch"] = Field("epoch", description="steps between two samples")
-    lr: bounds.From0 | None = Field(None, description="constant rate in this phase; the schedule's if not set")
+    lr: bounds.NonNegative | None = Field(None, description="constant rate in this phase; the schedule's if not set")
     anneal: bounds.StepsFromZero = Field(0, description="steps from the schedule's rate to lr")
 
     def mistakes(self) -> list[Mistake]:

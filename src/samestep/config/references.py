@@ -93,8 +93,8 @@ class References:
     def origin(self) -> str:
         """Return where the params come from, with what they refer to."""
         own = self.origins.get("params", "default")
-        told = ", ".join(f"{path.removeprefix('params.')} from {key}" for path, key in self.found.items())
-        return f"{own}; {told}" if told else own
+        others = ", ".join(f"{path.removeprefix('params.')} from {key}" for path, key in self.found.items())
+        return f"{own}; {others}" if others else own
 
 
 def _inside(values: Any, path: list[str]) -> tuple[Any, bool]:

@@ -44,7 +44,7 @@ class LoaderConfig(Section):
     """Settings of the loader. Nothing here changes the run, only its speed."""
 
     workers: bounds.Workers = Field(0, description="loader processes per rank")
-    prefetch: bounds.Ahead = Field(2, description="lane batches each worker reads ahead")
+    prefetch: bounds.Prefetch = Field(2, description="lane batches each worker reads ahead")
     pin_memory: bool | Auto = Field("auto", description="page-locked batches; auto: on GPUs, if they are large")
     persistent_workers: bool = Field(
         False, description="keep loader processes over epochs; then changes of the dataset do not reach them"
@@ -56,13 +56,13 @@ class BestConfig(Section):
 
     metric: str = Field("val_loss", description="a value the evaluation reports")
     mode: Literal["min", "max"] = Field("min", description="whether lower or higher is better")
-    min_delta: bounds.From0 = Field(0.0, description="least improvement")
+    min_delta: bounds.NonNegative = Field(0.0, description="least improvement")
 
 
 class EarlyStoppingConfig(Section):
     """Stop when evaluations stop improving; uses the rule of `best`."""
 
-    patience: bounds.Times = Field(3, description="evaluations without improvement before stopping")
+    patience: bounds.Count = Field(3, description="evaluations without improvement before stopping")
 
 
 class CheckpointConfig(Section):
@@ -76,8 +76,8 @@ class CheckpointConfig(Section):
         description="save after every n epochs; auto: after each, but where that has taken more than 5 % of the "
         "run's time, and several seconds, only after some",
     )
-    keep_last: bounds.Kept = Field(2, description="newest checkpoints that are kept, besides the best")
-    keep_best: bounds.Kept = Field(1, description="best checkpoints that are kept, by best.metric")
+    keep_last: bounds.KeepCount = Field(2, description="newest checkpoints that are kept, besides the best")
+    keep_best: bounds.KeepCount = Field(1, description="best checkpoints that are kept, by best.metric")
     asynchronous: bool = Field(True, description="write behind the training; false waits for it")
 
 

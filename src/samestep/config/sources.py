@@ -101,8 +101,8 @@ class FlatValues:
         above = upper.origins[key]
         inner = dict(_flatten(upper.values[key]))
         parts |= {name: lines.get(f"{key}.{name}", above) for name in inner}
-        told = [f"{name} from {origin}" for name, origin in parts.items() if name]
-        self.origins[key] = f"{parts['']}; {', '.join(told)}" if told else parts[""]
+        others = [f"{name} from {origin}" for name, origin in parts.items() if name]
+        self.origins[key] = f"{parts['']}; {', '.join(others)}" if others else parts[""]
 
     def _without_unusable(self) -> FlatValues:
         """Turn values that no config can hold into mistakes, and leave the others."""

@@ -98,7 +98,7 @@ def join_store(
         for port in ports:
             if refusals[port] >= _MOST_REFUSALS:
                 continue
-            why = knock(address, port, min(2.0, seconds))
+            why = probe_port(address, port, min(2.0, seconds))
             if why:
                 continue
             store = connect(address, port, min(_SECONDS_TO_ANSWER, seconds))
@@ -119,7 +119,7 @@ def join_store(
         time.sleep(0.05)
 
 
-def knock(address: str, port: int, seconds: float) -> str:
+def probe_port(address: str, port: int, seconds: float) -> str:
     """Return why nothing listens there; empty if something does. Torch is loud about a closed port."""
     try:
         socket.create_connection((address, port), timeout=seconds).close()

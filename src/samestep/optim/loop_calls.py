@@ -20,7 +20,7 @@ from samestep.errors import StepError
 _KIND = "_samestep_kind"
 
 
-def leave_to_run(scheduler: LRScheduler, every: str) -> None:
+def stepped_by_run(scheduler: LRScheduler, every: str) -> None:
     """Refuse calls of its `step` other than by `move`."""
 
     def refuse() -> None:
@@ -29,10 +29,10 @@ def leave_to_run(scheduler: LRScheduler, every: str) -> None:
             f"{every}: remove the call, or give run.prepare the scheduler itself in place of a samestep.Schedule"
         )
 
-    leave_to_loop(scheduler, refuse)
+    stepped_by_loop(scheduler, refuse)
 
 
-def leave_to_loop(scheduler: LRScheduler, before_move: Callable[[], None]) -> None:
+def stepped_by_loop(scheduler: LRScheduler, before_move: Callable[[], None]) -> None:
     """Call a function before each call of its `step`."""
     kind: Any = type(scheduler)
 
@@ -69,7 +69,7 @@ def _inside(own: Callable[..., None], around: Callable[[], AbstractContextManage
     return inside
 
 
-class OptimizerCalls:
+class StepGuard:
     """Refuses steps of the run's optimizers outside of `ours`."""
 
     def __init__(self, optimizers: Sequence[Optimizer]) -> None:

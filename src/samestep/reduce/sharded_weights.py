@@ -156,7 +156,7 @@ class ShardedWeights:
     def _tell(self, what: int, number: int, everyone: bool = False) -> None:
         """Send, as the first rank of a pass, what happens to ranks without a batch, or to all others."""
         busy = self._busy
-        assert busy is not None, "told inside of a pass"
+        assert busy is not None, "sent inside of a pass"
         if busy[0] != self.owners.rank:
             return
         others = [r for r in range(self.owners.world) if r not in busy or (everyone and r != busy[0])]
@@ -167,10 +167,10 @@ class ShardedWeights:
             self._told.append(start_exchange(messages, _COMMANDS, group))
 
     def _listen(self, rank: int) -> tuple[int, int]:
-        told, group = torch.zeros(2, dtype=torch.int64), self._collectives.group("commands")
+        command, group = torch.zeros(2, dtype=torch.int64), self._collectives.group("commands")
         with self._collectives.activity.waiting("the order of blocks"):
-            start_exchange(receive([(rank, told)]), _COMMANDS, group).wait()
-        what, number = told.tolist()
+            start_exchange(receive([(rank, command)]), _COMMANDS, group).wait()
+        what, number = command.tolist()
         return what, number
 
     def _check(self, what: int, number: int) -> None:

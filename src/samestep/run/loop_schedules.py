@@ -9,7 +9,7 @@ from typing import Any
 from torch.optim.lr_scheduler import LRScheduler
 
 from samestep.errors import StepError
-from samestep.optim.loop_calls import leave_to_loop, leave_to_run, move
+from samestep.optim.loop_calls import move, stepped_by_loop, stepped_by_run
 from samestep.optim.schedules import Schedule
 
 
@@ -46,11 +46,11 @@ class LoopSchedules:
     def take_over(self, before_move: Callable[[], None]) -> None:
         """Let only the run step its own from now on, and the loop the others."""
         for scheduler in self.per_step:
-            leave_to_run(scheduler, "step")
+            stepped_by_run(scheduler, "step")
         for scheduler in self.per_epoch:
-            leave_to_run(scheduler, "epoch")
+            stepped_by_run(scheduler, "epoch")
         for scheduler in self.own:
-            leave_to_loop(scheduler, before_move)
+            stepped_by_loop(scheduler, before_move)
 
     @property
     def kept(self) -> dict[str, LRScheduler]:

@@ -22,7 +22,7 @@ from samestep.errors import TaskError
 from samestep.lanes.random_streams import UPDATE
 from samestep.optim.clipping import Clipping
 from samestep.optim.joint_updates import refuse_joint_updates
-from samestep.optim.loop_calls import OptimizerCalls
+from samestep.optim.loop_calls import StepGuard
 from samestep.optim.loss_scale import CheckedScaling, LossScale
 from samestep.optim.nonfinite import FiniteGuard
 from samestep.optim.update import Update
@@ -66,7 +66,7 @@ class Prepared:
     guard: FiniteGuard
     clipping: Clipping
     scaling: Scaling
-    calls: OptimizerCalls
+    calls: StepGuard
     runner: LaneRunner
     terms: LossTerms
     batchnorm: GlobalBatchNorm | None = None
@@ -131,7 +131,7 @@ def prepare(setup: RunSetup, objects: Sequence[Any], restore: Restore, is_resume
         guard=FiniteGuard(context, modules, 2 * config.log_every + 1, scaling),
         clipping=_clipping(config.clip, optimizers, context.device, reduction.sharding),
         scaling=scaling,
-        calls=OptimizerCalls(optimizers),
+        calls=StepGuard(optimizers),
         runner=_runner(setup, parts_of_run, params, optimizers, batchnorm),
         terms=terms,
         batchnorm=batchnorm,

@@ -19,7 +19,7 @@ _READ_EACH_TIME = ("params", "lr", "initial_lr")
 """What of an optimizer's group a graph does not hold: rates are on the device."""
 
 
-class _Held(NamedTuple):
+class _Constant(NamedTuple):
     holder: dict[str, Any]
     name: str
     value: Any
@@ -36,7 +36,7 @@ class CapturedConstants:
     """Values that were read while a step was captured."""
 
     def __init__(self) -> None:
-        self._held: list[_Held] = []
+        self._held: list[_Constant] = []
         self._closure: list[tuple[Any, Any, str]] = []
 
     @classmethod
@@ -104,11 +104,11 @@ def _content(cell: Any) -> Any:
         return None
 
 
-def _of(holder: dict[str, Any], label: str, names: Iterable[str]) -> list[_Held]:
-    return [_Held(holder, name, holder[name], f"{label}.{name}") for name in names]
+def _of(holder: dict[str, Any], label: str, names: Iterable[str]) -> list[_Constant]:
+    return [_Constant(holder, name, holder[name], f"{label}.{name}") for name in names]
 
 
-def _of_modules(modules: Sequence[nn.Module]) -> Iterator[_Held]:
+def _of_modules(modules: Sequence[nn.Module]) -> Iterator[_Constant]:
     for root in modules:
         for path, module in root.named_modules():
             label = f"{type(root).__name__}.{path}" if path else type(root).__name__
@@ -117,7 +117,7 @@ def _of_modules(modules: Sequence[nn.Module]) -> Iterator[_Held]:
             yield from _of(attributes, label, names)
 
 
-def _of_groups(optimizers: Sequence[Optimizer]) -> Iterator[_Held]:
+def _of_groups(optimizers: Sequence[Optimizer]) -> Iterator[_Constant]:
     for optimizer in optimizers:
         for number, group in enumerate(optimizer.param_groups):
             names = [name for name in group if name not in _READ_EACH_TIME]

@@ -159,14 +159,14 @@ class RecordedStep:
         of_optimizers: CapturedConstants,
         streams: Sequence[torch.cuda.Stream],
         pool: Any,
-        lands: bool,
+        captures_update: bool,
     ) -> None:
         self._lanes, self._engine = lanes, engine
         self.of_loss, self.of_optimizers = of_loss, of_optimizers
         self.is_large = lanes.is_large
-        self._lands = lands
-        self._is_one = lands and engine.reduction.gradients.is_local
-        self._landing: torch.cuda.CUDAGraph | None = None
+        self._captures_update = captures_update
+        self._is_one = captures_update and engine.reduction.gradients.is_local
+        self._update_graph: torch.cuda.CUDAGraph | None = None
         self._lane_count = engine.setup.batch.lane_count
         groups = sum(len(optimizer.param_groups) for optimizer in engine.optimizers)
         most = 2 * self._lane_count + groups + len(engine.setup.config.loss_weights or ()) + 2
@@ -176,7 +176,7 @@ class RecordedStep:
         def run() -> None:
             lanes.run(streams)
             if self._is_one:
-                self._land(self._exchange(NO_FLAGS))
+                self._apply_update(self._exchange(NO_FLAGS))
 
         self._graph = capture(run, pool, lanes.drawn_from.values())
         if not engine.reduction.gradients.reads_recorded:
@@ -185,7 +185,7 @@ class RecordedStep:
     def replay(self, passes: LanePasses, batches: Sequence[LaneBatch]) -> None:
         """Run a step on these batches."""
         engine, step = self._engine, passes.data.index
-        if not self._lands:
+        if not self._captures_update:
             stats = self.reduce(batches, step)
             rates = engine.update.begin(step)
             passes.changes_weights = True
@@ -205,9 +205,9 @@ class RecordedStep:
             stats = self._exchange(flags)
             rates = engine.update.begin(step)
             passes.changes_weights = True
-            if self._landing is None:
-                self._landing = capture(lambda: self._land(stats), self._pool)
-            self._landing.replay()
+            if self._update_graph is None:
+                self._update_graph = capture(lambda: self._apply_update(stats), self._pool)
+            self._update_graph.replay()
         self._put_grads()
         replayed, updated = self._measured(rates, flags)
         engine.update.end(step, replayed, updated)
@@ -226,7 +226,7 @@ class RecordedStep:
     def _exchange(self, flags: RankFlags) -> LocalStats:
         """Exchange in the order of an eager step: another rank may be in one."""
         reduction = self._engine.reduction
-        sums = self._lanes.sums if self._lands else self._lanes.sums_of_step()
+        sums = self._lanes.sums if self._captures_update else self._lanes.sums_of_step()
         stats = reduction.gradients.share_recorded(sums, flags)
         reduction.buffers.start_recorded()
         reduction.gradients.exchange()
@@ -237,7 +237,7 @@ class RecordedStep:
         self._engine.reduction.gradients.finish(stats)
         self._engine.reduction.buffers.finish()
 
-    def _land(self, stats: LocalStats) -> None:
+    def _apply_update(self, stats: LocalStats) -> None:
         """Turn the sums of all ranks into the next weights."""
         engine = self._engine
         self._finish(stats)

@@ -73,7 +73,7 @@ def run_sweep(loaded: LoadedSweep, report: Report, watch: Watch | None = None) -
         database = open_database(sweep.storage, folder)
         stack.callback(database.close)
         (folder / STOP).unlink(missing_ok=True)  # of a process that was killed before it saw it
-        for name in ("trials", "asked", "logs"):
+        for name in ("trials", "pruning", "logs"):
             (folder / name).mkdir(exist_ok=True)
         output, wanted = folder / "logs" / "warm.txt", sweep.may_be_warm
         server = warm_server(loaded.base, packing.threads, output, wanted, report)
@@ -207,8 +207,8 @@ class Coordinator:
         """Start its present run; not if that is done, or the trial is over."""
         while trial.number in self._live:
             spec = self._spec(trial)
-            assert spec.ask is not None, "every run of a sweep asks"
-            spec.ask.mkdir(parents=True, exist_ok=True)
+            assert spec.prune_dir is not None, "every run of a sweep asks"
+            spec.prune_dir.mkdir(parents=True, exist_ok=True)
             self._answer(trial)  # what it asked last, when nobody was there any more
             if trial.pruned:
                 self._prune(trial)
@@ -317,7 +317,7 @@ class Coordinator:
         """Decide what the trial's present run has asked, if it has; first on the disk, then for it."""
         if trial.number not in self._live:
             return
-        folder = self._spec(trial).ask
+        folder = self._spec(trial).prune_dir
         assert folder is not None, "every run of a sweep asks"
         question = read_value(folder)
         answered = read_decision(folder)

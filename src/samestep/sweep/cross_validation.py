@@ -211,9 +211,9 @@ def _summary(
     for number, spec in enumerate(specs):
         found = spec.result()
         assert found is not None, "every fold is done"
-        told = {key: getattr(found, key) for key in ("status", "reason", "steps", "seconds")}
+        result = {key: getattr(found, key) for key in ("status", "reason", "steps", "seconds")}
         metrics = metrics_of(found, request.which)
-        results.append({"fold": number, **told, "metrics": metrics, "run": str(spec.folder)})
+        results.append({"fold": number, **result, "metrics": metrics, "run": str(spec.folder)})
     mean, std = mean_and_std([result["metrics"] for result in results])
     summary = {
         "folder": str(folder),

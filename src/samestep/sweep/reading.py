@@ -111,8 +111,8 @@ def trial_config(loaded: LoadedSweep, trial: TrialRecord, why: str = "") -> str:
     }
     flat.override([override(key, value) for key, value in given.items()])
     text = yaml.safe_dump(nest(flat.values), sort_keys=False, allow_unicode=True)
-    told = zip(sweep.metrics, trial.objectives, strict=True)
-    values = ", ".join(f"{metric} {value!r}" for metric, value in told)
+    pairs = zip(sweep.metrics, trial.objectives, strict=True)
+    values = ", ".join(f"{metric} {value!r}" for metric, value in pairs)
     head = f"# Trial {trial.number} of the sweep {sweep.name}: {values}\n"
     reason = "".join(f"# {line}\n" for line in (why, *loaded.base.platform_notes) if line)
     return f"{head}{reason}{text}"

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from samestep.checkpoint.run_result import RunResult, read_result
-from samestep.launch.commands.rank_command import words_of
+from samestep.launch.commands.rank_command import argv_for
 from samestep.sweep.children import Child, Children
 
 
@@ -29,7 +29,7 @@ class RunSpec:
     folder: Path
     """The run's directory."""
     ranks: int = 1
-    ask: Path | None = None
+    prune_dir: Path | None = None
     """Where the run asks after each evaluation whether to continue."""
     variables: Mapping[str, str] = field(default_factory=dict)
     launch: tuple[str, ...] = ()
@@ -46,17 +46,17 @@ class RunSpec:
     def words(self) -> tuple[str, ...]:
         """Return the command that trains it: in one process, or on ranks of this machine."""
         overrides = (*self.overrides, override("run_dir", str(self.folder)))
-        options = [] if self.ask is None else ["--ask", str(self.ask)]
+        options = [] if self.prune_dir is None else ["--prune-dir", str(self.prune_dir)]
         if self.launch:
-            return ("launch", *words_of(self.config, overrides, [*options, *self.launch], ()))
+            return ("launch", *argv_for(self.config, overrides, [*options, *self.launch], ()))
         if self.ranks == 1:
             if self.hang_timeout is not None:
                 options += ["--hang-timeout", f"{self.hang_timeout:g}"]
                 if self.start_timeout is not None:
                     options += ["--start-timeout", f"{self.start_timeout:g}"]
-            return ("train", *words_of(self.config, overrides, options, ()))
+            return ("train", *argv_for(self.config, overrides, options, ()))
         options += ["--nproc", str(self.ranks), "--via", "torchrun"]
-        return ("launch", *words_of(self.config, overrides, options, ()))
+        return ("launch", *argv_for(self.config, overrides, options, ()))
 
     def start(self, children: Children, logs: Path) -> Child:
         """Start the run, or resume it from its newest checkpoint."""

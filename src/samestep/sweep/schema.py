@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, PrivateAttr
 
-from samestep.config.bounds import MOST_ENTRIES, Fold, Folds, Nodes, Ranks, Seed, Times
+from samestep.config.bounds import MOST_ENTRIES, Count, Fold, Folds, Nodes, Ranks, Seed
 from samestep.config.distributed import Auto
 from samestep.config.launch import Line, Meaning
 from samestep.config.optim import Section
@@ -88,7 +88,7 @@ class SweepConfig(Section):
     sampler_args: dict[str, Any] = Field({}, max_length=MOST_ENTRIES)
     pruner: str = Field("none", description="none, median, percentile, hyperband, patient, or module:Class")
     pruner_args: dict[str, Any] = Field({}, max_length=MOST_ENTRIES)
-    trials: Times = Field(20, description="how many")
+    trials: Count = Field(20, description="how many")
     timeout: Duration | None = Field(None, description="start no trial after this long")
     trial_timeout: Duration | None = Field(None, description="a run of a trial fails after this long")
     hang_timeout: Duration | None = Field(
@@ -118,7 +118,7 @@ class SweepConfig(Section):
         "auto", description="whether runs are forked from a process that has torch imported"
     )
     deterministic: bool = Field(True, description="the same trials at any parallelism: draws see whole rounds only")
-    round: Times = Field(4, description="trials in a round, with deterministic")
+    round: Count = Field(4, description="trials in a round, with deterministic")
     retries: Fold = Field(0, description="times that a failed run is resumed before its trial fails")
 
     _folder: Path = PrivateAttr(default=Path())

@@ -160,10 +160,10 @@ def measure_latencies(runs: Mapping[int, Path], batch: int) -> dict[int, Latency
         if child.code != 0:
             raise TaskError(child.ending())
         try:
-            told = read_json(result)
+            measured = read_json(result)
             return {
                 number: Latency(Seconds.of(entry["one"]), Seconds.of(entry["batch"]), entry["size"])
-                for number, entry in zip(runs, told, strict=True)
+                for number, entry in zip(runs, measured, strict=True)
             }
         except (TextError, TypeError, KeyError, ValueError) as error:
             raise TaskError(f"its result cannot be read: {error}") from None

@@ -78,14 +78,14 @@ class LiveTrial:
         plain = name.replace(" ", "-")
         # Trackers show their runs by this.
         overrides.append(override("name", f"{sweep.name[:60]}-{plain}"))
-        asks = folder / "asked" / plain
+        prune_dir = folder / "pruning" / plain
         return RunSpec(
             name,
             sweep.base_path,
             tuple(overrides),
             home,
             ranks,
-            asks.resolve(),
+            prune_dir.resolve(),
             hang_timeout=seconds_of(sweep.hang_timeout),
             start_timeout=seconds_of(sweep.start_timeout),
         )

@@ -89,7 +89,7 @@ class Observation:
     """Where every tensor of some steps goes."""
     trace_from: int = 0
     """The first of these steps."""
-    ask: Path | None = None
+    prune_dir: Path | None = None
     """Where it asks after each evaluation whether to continue."""
 
     def attach(self, run: Run) -> None:
@@ -101,8 +101,8 @@ class Observation:
             SavedFiles(self.record, run.run_dir, run.context.rank)
         if self.trace is not None:
             Tracer(run, self.trace, self.trace_from)
-        if self.ask is not None:
-            run.add_listener(PruningListener(run, self.ask))
+        if self.prune_dir is not None:
+            run.add_listener(PruningListener(run, self.prune_dir))
 
 
 @dataclass

@@ -19,7 +19,7 @@ def train_once(
     stop_after: int | None = None,
     trace: Path | None = None,
     trace_from: int = 0,
-    ask: Path | None = None,
+    prune_dir: Path | None = None,
 ) -> Outcome:
     """Train a config's task on this process's context.
 
@@ -30,7 +30,7 @@ def train_once(
         stop_after: Save after so many steps and raise `Stopped`.
         trace: A directory for every tensor of the steps, which `samestep verify --explain` compares.
         trace_from: The first step that is traced.
-        ask: A directory where it asks a sweep after each evaluation whether to continue.
+        prune_dir: A directory where it asks a sweep after each evaluation whether to continue.
 
     Returns:
         How far the training got, and how it ended.
@@ -41,5 +41,5 @@ def train_once(
             outcome = samestep.train_once(config, context)
     """
     with Run(config, context) as run:
-        Observation(record, stop_after, trace, trace_from, ask).attach(run)
+        Observation(record, stop_after, trace, trace_from, prune_dir).attach(run)
         return Training(run, load_task(config)).train()

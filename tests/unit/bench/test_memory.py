@@ -9,7 +9,7 @@ import torch
 
 from samestep.bench.document import Document
 from samestep.bench.memory import _measured, possible_lanes
-from samestep.bench.memory_meter import StepLevels, TensorMeter
+from samestep.bench.memory_meter import StepMemory, TensorMeter
 from samestep.bench.memory_report import present, verdicts
 from samestep.config import Config, load_config
 from samestep.errors import PlanError
@@ -38,11 +38,11 @@ def test_a_meter_counts_what_is_new_and_alive_and_nothing_twice() -> None:
 
 def test_levels_tell_activations_from_gradients() -> None:
     """Four lanes of 50 that leave gradients of 100: one, one, then two sets are kept between lanes."""
-    levels = StepLevels(begins=[1000, 1100, 1100, 1200], turns=[1050, 1150, 1150, 1250], end=1100)
+    levels = StepMemory(before_forward=[1000, 1100, 1100, 1200], after_forward=[1050, 1150, 1150, 1250], end=1100)
     assert levels.activations == 50
     assert levels.gradients(by_tree=True) == 300
     assert levels.gradients(by_tree=False) == 200
-    assert StepLevels(begins=[10], turns=[15], end=110).gradients(by_tree=True) == 100
+    assert StepMemory(before_forward=[10], after_forward=[15], end=110).gradients(by_tree=True) == 100
 
 
 def test_the_rank_that_holds_most_counts() -> None:

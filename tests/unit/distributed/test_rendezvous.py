@@ -312,8 +312,8 @@ def test_containers_of_one_name_do_not_meet_by_loopback() -> None:
 def test_a_store_listens_at_its_address_only() -> None:
     store = listen("127.0.0.1", 0, 5)
     store.set("x", "1")
-    assert tcp_store.knock("127.0.0.1", store.port, 2) == ""
-    assert tcp_store.knock("127.0.0.2", store.port, 2) != ""
+    assert tcp_store.probe_port("127.0.0.1", store.port, 2) == ""
+    assert tcp_store.probe_port("127.0.0.2", store.port, 2) != ""
     with pytest.raises(OSError, match="assign requested address"):
         listen("192.0.2.1", 0, 5)
 

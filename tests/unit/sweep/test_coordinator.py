@@ -37,7 +37,7 @@ class Run:
         given = dict(word.partition("=")[::2] for word in words if "=" in word)
         self.values = {key: parse_yaml(text) for key, text in given.items()}
         self.folder = Path(self.values["run_dir"])
-        self.ask = Path(words[words.index("--ask") + 1])
+        self.prune_dir = Path(words[words.index("--prune-dir") + 1])
         self.behave, self.evaluations, self.waits = behave, 0, 0
         self.folder.mkdir(parents=True, exist_ok=True)
 
@@ -50,7 +50,7 @@ class Run:
         told = self.behave(self)
         if told is not None:
             return told
-        answer = read_decision(self.ask)
+        answer = read_decision(self.prune_dir)
         if answer is not None and answer.stop:
             return self.end("stopped_early")
         if self.evaluations and (answer is None or answer.step != self.evaluations):
@@ -59,7 +59,7 @@ class Run:
             return self.end("finished")
         self.evaluations += 1
         question = {"step": self.evaluations, "value": self.value + 1.0 / self.evaluations}
-        (self.ask / "asked.json").write_text(json.dumps(question))
+        (self.prune_dir / "value.json").write_text(json.dumps(question))
         return None
 
     def end(self, status: Any) -> int:

@@ -145,10 +145,10 @@ def _facts(machines: Sequence[Machine]) -> dict[str, str]:
     for number, machine in enumerate(machines, start=1):
         name = f"machine {number}" if len(machines) > 1 else "machine"
         facts = machine.facts
-        told = [
+        parts = [
             f"{key} {' '.join(map(str, value)) if isinstance(value, list) else value}" for key, value in facts.items()
         ]
-        found[name] = ", ".join(told)
+        found[name] = ", ".join(parts)
         found[f"{name}, files"] = ", ".join(str(result.file) for result in machine.results)
     return found
 

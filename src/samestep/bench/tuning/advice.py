@@ -23,7 +23,7 @@ class Advice:
     """About one setting."""
 
     topic: str
-    says: str
+    text: str
     """The recommendation, with the figures behind it."""
     overrides: Mapping[str, Any] = field(default_factory=dict)
     """Config values that differ from the config's own."""
@@ -61,20 +61,20 @@ def advise_layout(tried: Sequence[tuple[Layout, Timed]], configured: object, sam
     """
     layout, best = best_layout(tried)
     first, base = tried[0]
-    says = f"{layout.label}: {best.shown} a step"
+    text = f"{layout.label}: {best.shown} a step"
     if layout != first and not base.failed:
-        says += f", {format_ratio(speedup(best, base))} as fast as {first.label}"
+        text += f", {format_ratio(speedup(best, base))} as fast as {first.label}"
     elif len(tried) > 1:
-        says += f"; no other of {len(tried)} ways is {WORTH:g} times as fast"
+        text += f"; no other of {len(tried)} ways is {WORTH:g} times as fast"
     if layout.ranks > 1:
-        says += f". Start it with: samestep launch CONFIG --nproc {layout.ranks}"
+        text += f". Start it with: samestep launch CONFIG --nproc {layout.ranks}"
     # `auto` is one thread where every bit must be the same on all machines.
     now = configured if configured != "auto" else 1 if same == "bits" else None
     overrides: dict[str, Any] = {}
     if layout.threads is not None and layout.threads != now:
         overrides["distributed.threads_per_rank"] = layout.threads
     changes = bool(overrides) and same == "bits"
-    return layout, Advice("ranks and threads", says, overrides, changes)
+    return layout, Advice("ranks and threads", text, overrides, changes)
 
 
 def advise_lanes(found: Sequence[Timed], configured: int, why_not: str = "") -> Advice:
@@ -95,11 +95,11 @@ def advise_workers(found: Mapping[int, Timed], configured: int) -> Advice:
     least = in_order[0]
     if count > min(found):
         gain = format_ratio(speedup(best, least))
-        says = f"{count}: {best.shown} a step, {gain} as fast as with {min(found)}: data is a bottleneck"
+        text = f"{count}: {best.shown} a step, {gain} as fast as with {min(found)}: data is a bottleneck"
     else:
-        says = f"{count}: {best.shown} a step; more workers ({', '.join(map(str, sorted(found)[1:]))}) are not faster"
+        text = f"{count}: {best.shown} a step; more workers ({', '.join(map(str, sorted(found)[1:]))}) are not faster"
     overrides = {} if count == configured else {"loader.workers": count}
-    return Advice("loader workers", says, overrides)
+    return Advice("loader workers", text, overrides)
 
 
 def advise_precision(base: Timed, other: Timed, configured: str, name: str) -> Advice:
@@ -109,8 +109,8 @@ def advise_precision(base: Timed, other: Timed, configured: str, name: str) -> A
         return _not_measured(topic, f"{name}: {other.failed}")
     gain = format_ratio(speedup(other, base))
     if is_faster(other, base):
-        says = f"{name}: {other.shown} a step, {gain} as fast as {configured}"
-        return Advice(topic, says, {"precision": name}, another_run=True)
+        text = f"{name}: {other.shown} a step, {gain} as fast as {configured}"
+        return Advice(topic, text, {"precision": name}, another_run=True)
     return Advice(topic, f"{configured}: {base.shown} a step; {name} is {gain} as fast")
 
 
@@ -123,8 +123,8 @@ def advise_graph(base: Timed, without: Timed | None, why_not: str) -> Advice:
         return _not_measured(topic, without.failed)
     if is_faster(without, base):
         gain = format_ratio(speedup(without, base))
-        says = f"off: {without.shown} a step, {gain} as fast as with graphs"
-        return Advice(topic, says, {"speed.graph": False})
+        text = f"off: {without.shown} a step, {gain} as fast as with graphs"
+        return Advice(topic, text, {"speed.graph": False})
     gain = format_ratio(speedup(base, without))
     return Advice(topic, f"as configured: {base.shown} a step, {gain} as fast as without graphs")
 
@@ -140,8 +140,8 @@ def advise_shard(shard: str, failed: Mapping[str, str], peak: int | None, memory
     if held and memory is not None:
         held += f" of {format_bytes(memory)}"
     reasons = [f"{value} does not fit: {why}" for value, why in failed.items()]
-    says = f"{shard}: {'; '.join(filter(None, [held, *reasons])) or 'a step fits into memory'}"
-    return Advice("sharding", says, {"distributed.shard": shard} if failed else {})
+    text = f"{shard}: {'; '.join(filter(None, [held, *reasons])) or 'a step fits into memory'}"
+    return Advice("sharding", text, {"distributed.shard": shard} if failed else {})
 
 
 def advise_batch(found: Sequence[Timed], memory: int | None) -> Advice:

@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator
 
 from samestep.check.code.rule import Rule
-from samestep.check.code.source import Code, over_batches, words_of
+from samestep.check.code.source import Code, identifiers_in, over_batches
 
 _MAIN = re.compile(
     r"^(is_main|is_main_process|is_master|is_global_zero|is_rank_zero|is_rank0|main_process|rank|global_rank)$"
@@ -44,7 +44,7 @@ def _behind_main(code: Code, call: ast.AST) -> bool:
 def _asks_for_main(test: ast.AST) -> bool:
     if isinstance(test, ast.UnaryOp):
         return False
-    return any(_MAIN.match(word) for word in words_of(test))
+    return any(_MAIN.match(word) for word in identifiers_in(test))
 
 
 def _own_decisions(code: Code) -> Iterator[ast.AST]:
@@ -52,7 +52,7 @@ def _own_decisions(code: Code) -> Iterator[ast.AST]:
     for node in code.nodes:
         if not (isinstance(node, ast.If) and isinstance(node.test, ast.Compare)):
             continue
-        names = {word for word in words_of(node.test) if _MEASURED.search(word)}
+        names = {word for word in identifiers_in(node.test) if _MEASURED.search(word)}
         if any(_is_own(code, node, name) for name in names):
             yield node.test
 
@@ -65,7 +65,7 @@ def _is_own(code: Code, node: ast.AST, name: str) -> bool:
             innermost = code.loop_of(line)
             adds = adds or (innermost is not None and over_batches(code, innermost))
         elif isinstance(line, ast.Assign) and name in map(code.name, line.targets):
-            joins = joins or any(_JOINED.search(word) for word in words_of(line.value))
+            joins = joins or any(_JOINED.search(word) for word in identifiers_in(line.value))
     return adds and not joins
 
 

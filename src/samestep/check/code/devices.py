@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 from samestep.check.code.guards import names_a_rank, where_a_gpu_is
 from samestep.check.code.rule import Rule, calls_of
-from samestep.check.code.source import Code, constant, keyword, words_of
+from samestep.check.code.source import Code, constant, identifiers_in, keyword
 
 _FIRST_GPU = re.compile(r"^cuda:\d+$")
 _GLOBAL_RANK = re.compile(r"^(global_?|world_?)?rank(_id)?$", re.IGNORECASE)
@@ -116,7 +116,7 @@ def _is_local(code: Code, node: ast.AST) -> bool:
     return any(
         isinstance(line, ast.Assign)
         and name in map(code.name, line.targets)
-        and any(re.search("local|device_count", word, re.IGNORECASE) for word in words_of(line.value))
+        and any(re.search("local|device_count", word, re.IGNORECASE) for word in identifiers_in(line.value))
         for line in code.nodes
     )
 
@@ -130,7 +130,7 @@ def _formatted(node: ast.AST) -> list[ast.expr]:
 def _is_global_rank(node: ast.AST) -> bool:
     if isinstance(node, ast.BinOp):  # rank % device_count
         return False
-    words = list(words_of(node))
+    words = list(identifiers_in(node))
     last = words[0] if isinstance(node, (ast.Attribute, ast.Name)) and words else ""
     if isinstance(node, ast.Call):
         return isinstance(node.func, ast.Attribute) and node.func.attr == "get_rank"

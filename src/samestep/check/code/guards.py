@@ -6,7 +6,7 @@ import ast
 import re
 from collections.abc import Iterator
 
-from samestep.check.code.source import Code, Function, words_of
+from samestep.check.code.source import Code, Function, identifiers_in
 
 _RANK = re.compile(
     r"(^|_)(rank|ranks|local_rank|rank0|main|master|primary|chief|leader|coordinator)(_|$|\d)"
@@ -20,7 +20,7 @@ _GPU = re.compile(r"cuda|gpu|accel|is_available|device|nccl|distributed|rank", r
 
 def names_a_rank(node: ast.AST) -> bool:
     """Return whether an expression asks which rank this is."""
-    return any(_RANK.search(word) for word in words_of(node) if word != "__main__")
+    return any(_RANK.search(word) for word in identifiers_in(node) if word != "__main__")
 
 
 def on_one_rank(code: Code, node: ast.AST) -> bool:
@@ -49,7 +49,7 @@ def _guarded(code: Code, node: ast.AST, asks: re.Pattern[str], seen: frozenset[F
 
 
 def _asks(test: ast.AST, pattern: re.Pattern[str]) -> bool:
-    return any(pattern.search(word) for word in words_of(test) if word != "__main__")
+    return any(pattern.search(word) for word in identifiers_in(test) if word != "__main__")
 
 
 def _tests_before(code: Code, node: ast.AST) -> Iterator[ast.AST]:

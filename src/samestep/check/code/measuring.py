@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 from samestep.check.code.guards import on_one_rank, once_a_step
 from samestep.check.code.rule import Rule
-from samestep.check.code.source import Code, is_loader, over_batches, words_of
+from samestep.check.code.source import Code, identifiers_in, is_loader, over_batches
 
 _MEASURE = re.compile(r"loss|acc|correct|score|metric|error|total|running|sum|f1|psnr|iou|dice", re.IGNORECASE)
 _BATCH_LOSS = re.compile(
@@ -52,7 +52,7 @@ def _is_measure(code: Code, node: ast.AST) -> bool:
         for inner in ast.walk(loop.target)
         if isinstance(inner, ast.Name)
     }
-    words = [word for word in words_of(node) if word not in indices]
+    words = [word for word in identifiers_in(node) if word not in indices]
     # A mean over samples times their number is right; so is what all ranks were asked for.
     if any(_REDUCES.search(word) for word in words) or _adds_steps(code, node):
         return False
@@ -101,7 +101,7 @@ def _grows_by_batch(code: Code, node: ast.AST) -> bool:
 
 def _is_of_a_batch(node: ast.AST) -> bool:
     """One number: `loss`, `loss.item()`, `accuracy(...)`; not rows, or times of a clock."""
-    words = list(words_of(node))
+    words = list(identifiers_in(node))
     return any(re.search(r"loss|acc|metric|score|f1|error", word, re.IGNORECASE) for word in words)
 
 

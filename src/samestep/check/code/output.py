@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 from samestep.check.code.guards import names_a_rank, on_one_rank
 from samestep.check.code.rule import Rule
-from samestep.check.code.source import Code, constant, keyword, words_of
+from samestep.check.code.source import Code, constant, identifiers_in, keyword
 
 _WRITERS = frozenset(
     {"torch.save", "safetensors.torch.save_file", "safetensors.torch.save_model", "torchvision.utils.save_image",
@@ -34,7 +34,7 @@ def _saves(code: Code) -> Iterator[ast.AST]:
 
 
 def _saves_a_model(call: ast.Call) -> bool:
-    return bool(call.args) and any(_MODEL.search(word) for word in words_of(call.args[0]))
+    return bool(call.args) and any(_MODEL.search(word) for word in identifiers_in(call.args[0]))
 
 
 def _asks_by_keyword(call: ast.Call) -> bool:

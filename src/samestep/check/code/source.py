@@ -259,7 +259,7 @@ def constant(node: ast.AST | None) -> object:
     return node.value if isinstance(node, ast.Constant) else None
 
 
-def words_of(node: ast.AST) -> Iterator[str]:
+def identifiers_in(node: ast.AST) -> Iterator[str]:
     """Names, attributes and texts in an expression."""
     for inner in ast.walk(node):
         if isinstance(inner, ast.Name):

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from samestep.cli.app import AsJson, Force, guarded, print_rows, refuse_outputs, usable
-from samestep.cli.bench.shared import Asked, Measurement, Rounds, bench_app, measuring
+from samestep.cli.bench.shared import BenchArguments, Measurement, Rounds, bench_app, measuring
 from samestep.environment.variables import export
 
 if TYPE_CHECKING:
@@ -26,7 +26,11 @@ Largest = Annotated[
 
 @measuring
 def comm(
-    asked: Asked, operations: Operations = "", smallest: Smallest = "1KB", largest: Largest = "", rounds: Rounds = None
+    given: BenchArguments,
+    operations: Operations = "",
+    smallest: Smallest = "1KB",
+    largest: Largest = "",
+    rounds: Rounds = None,
 ) -> Measurement:
     """Measure what messages between ranks take: all-reduce, our tree sum, all-gather, broadcast, ring.
 
@@ -37,8 +41,8 @@ def comm(
     from samestep.bench.sizes import sizes_between
     from samestep.config import Config
 
-    largest = largest or ("1MB" if asked.quick else "16MB")
-    turns = rounds or (3 if asked.quick else 7)
+    largest = largest or ("1MB" if given.quick else "16MB")
+    turns = rounds or (3 if given.quick else 7)
     sizes, wanted = sizes_between(smallest, largest), _operations(operations)
 
     def measure(place: RunContext) -> Document:
@@ -48,7 +52,7 @@ def comm(
 
     options = ["--operations", ",".join(wanted), "--rounds", str(turns)]
     options += ["--smallest", smallest, "--largest", largest]
-    return Measurement(asked.load(lambda: Config(name="bench", steps=1)), options, measure)
+    return Measurement(given.load(lambda: Config(name="bench", steps=1)), options, measure)
 
 
 def _operations(given: str) -> list[str]:
@@ -73,7 +77,7 @@ Steps = Annotated[
 
 
 @measuring
-def memory(asked: Asked, lanes_per_rank: LanesPerRank = "", steps: Steps = None) -> Measurement:
+def memory(given: BenchArguments, lanes_per_rank: LanesPerRank = "", steps: Steps = None) -> Measurement:
     """Measure what memory consists of, what lanes cost, and whether it leaks.
 
     With --worlds it starts ranks; else it is a process alone, or a rank of any launcher.
@@ -83,10 +87,10 @@ def memory(asked: Asked, lanes_per_rank: LanesPerRank = "", steps: Steps = None)
     from samestep.bench.scaling_plan import builtin_config
     from samestep.launch.run.worlds import parse_counts
 
-    lanes_per_rank = lanes_per_rank or ("1,4" if asked.quick else "1,2,4,8")
+    lanes_per_rank = lanes_per_rank or ("1,4" if given.quick else "1,2,4,8")
     lanes = parse_counts(lanes_per_rank, "--lanes-per-rank")
-    leak_steps = (_QUICK_STEPS if asked.quick else _STEPS) if steps is None else steps
-    config = asked.load(builtin_config)
+    leak_steps = (_QUICK_STEPS if given.quick else _STEPS) if steps is None else steps
+    config = given.load(builtin_config)
     export(_NO_FLIGHT_RECORDER)
 
     def measure(place: RunContext) -> Document:
@@ -112,7 +116,7 @@ MostRanks = Annotated[int, typer.Option(hidden=True)]
 
 @measuring
 def scaling(
-    asked: Asked,
+    given: BenchArguments,
     mode: ModeOption = "both",
     workload: WorkloadOption = None,
     size: SizeOption = "small",
@@ -132,11 +136,11 @@ def scaling(
     from samestep.bench.scaling_plan import ScalingRequest, parse_variants
     from samestep.config import Config
 
-    config = asked.load(lambda: Config(name="bench", steps=1))
-    built_in = (workload or "mlp") if workload or asked.file is None else None
+    config = given.load(lambda: Config(name="bench", steps=1))
+    built_in = (workload or "mlp") if workload or given.file is None else None
     request = ScalingRequest(
-        mode, built_in, size, lanes, parse_variants(variants), rounds, asked.quick,
-        max(most_ranks, *(world.ranks for world in asked.start.worlds), 1),
+        mode, built_in, size, lanes, parse_variants(variants), rounds, given.quick,
+        max(most_ranks, *(world.ranks for world in given.start.worlds), 1),
     )  # fmt: skip
     request.check(config)
 
@@ -145,7 +149,7 @@ def scaling(
 
         return measure_scaling(request, config, place)
 
-    more = threads_of_ranks(request, config) if asked.start.worlds else []
+    more = threads_of_ranks(request, config) if given.start.worlds else []
     return Measurement(config, request.options(), measure, more)
 
 

@@ -91,7 +91,7 @@ class Start:
 
 
 @dataclass(frozen=True)
-class Asked:
+class BenchArguments:
     """The part of a command line that all measurements have."""
 
     file: Path | None
@@ -154,10 +154,10 @@ def measuring(command: Callable[..., Measurement]) -> Callable[..., Measurement]
         with guarded(given["launched"]), DeferredSignals():
             start = Start.parse(given["worlds"], given["via"], given["nodes"], given["hosts"])
             refuse_outputs(given["report"], result=given["output"])
-            asked = Asked(given["config"], given["overrides"] or [], start, given["quick"])
-            wanted = command(asked, **{one.name: given[one.name] for one in own})
+            arguments = BenchArguments(given["config"], given["overrides"] or [], start, given["quick"])
+            wanted = command(arguments, **{one.name: given[one.name] for one in own})
             if start.worlds:
-                found = _on_worlds(name, wanted, asked)
+                found = _on_worlds(name, wanted, arguments)
             else:
                 context, local_rank = given["context"], given["local_rank"]
                 with as_rank(wanted.config, context, local_rank, needs_lanes=False) as place:
@@ -173,7 +173,7 @@ def measuring(command: Callable[..., Measurement]) -> Callable[..., Measurement]
     return command
 
 
-def _on_worlds(name: str, wanted: Measurement, asked: Asked) -> Document:
+def _on_worlds(name: str, wanted: Measurement, arguments: BenchArguments) -> Document:
     """Start ranks, for each number of them, and read what they measured."""
     from samestep.bench.kinds import joined
     from samestep.bench.worlds import BenchCommand, measure_worlds
@@ -181,10 +181,10 @@ def _on_worlds(name: str, wanted: Measurement, asked: Asked) -> Document:
 
     if detect_launch(process_environment()).world > 1:
         raise PlanError("--worlds starts ranks, and this is one of several already: leave it out, or start one process")
-    overrides = (*asked.overrides, *wanted.overrides)
-    command = BenchCommand(f"bench {name}", wanted.config, asked.file, overrides, tuple(wanted.options))
+    overrides = (*arguments.overrides, *wanted.overrides)
+    command = BenchCommand(f"bench {name}", wanted.config, arguments.file, overrides, tuple(wanted.options))
     with reporting() as report:
-        found = measure_worlds(command, asked.start.worlds, report, asked.start.machines)
+        found = measure_worlds(command, arguments.start.worlds, report, arguments.start.machines)
     return joined(found)
 
 

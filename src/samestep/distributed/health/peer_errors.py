@@ -76,12 +76,12 @@ def unmatched_calls(stacks: Mapping[int, str], waiting: Collection[int]) -> str 
         return None  # none; or another rank is busy with something else, and may come
     if not waiting and len(set(found.values())) == 1:
         return None
-    said = [f"rank {rank} is in {call}" for rank, call in sorted(found.items())]
+    lines = [f"rank {rank} is in {call}" for rank, call in sorted(found.items())]
     if waiting:
-        said.append("the others are not in it, but wait in the step")
+        lines.append("the others are not in it, but wait in the step")
     return (
         "the ranks called different collectives: "
-        + "; ".join(said)
+        + "; ".join(lines)
         + ". Every rank must call the same ones, in the same order; step.sum_over_lanes and the "
         "run's context do it for you"
     )

@@ -106,6 +106,6 @@ class Watchdog:
             where = f"it has not come to its first step for {still:.0f} s"
         frames = sys._current_frames()
         stack = traceback.format_stack(frames[self._main]) if self._main in frames else []
-        told = f"samestep: the run hangs: {where}. Its Python stack is in its output"
-        os.write(_STDERR, "".join(["Most recent call last:\n", *stack, told, "\n"]).encode())
+        reason = f"samestep: the run hangs: {where}. Its Python stack is in its output"
+        os.write(_STDERR, "".join(["Most recent call last:\n", *stack, reason, "\n"]).encode())
         os._exit(RankHung.exit_code)

@@ -24,7 +24,7 @@ def is_script(file: Path) -> bool:
     return file.suffix == ".py"
 
 
-def words_of(file: Path, overrides: Sequence[str], options: Sequence[str], arguments: Sequence[str]) -> tuple[str, ...]:
+def argv_for(file: Path, overrides: Sequence[str], options: Sequence[str], arguments: Sequence[str]) -> tuple[str, ...]:
     """Return the words of a command: a script's own arguments are last, after `--`."""
     name = str(file)
     words = [f"./{name}" if name.startswith("-") else name, *overrides, *options]
@@ -49,7 +49,7 @@ class RankCommand:
     """Where the ranks write every tensor of their steps."""
     trace_from: int = 0
     """The first of these steps."""
-    ask: Path | None = None
+    prune_dir: Path | None = None
     """Where rank 0 asks after each evaluation whether to continue."""
     folder: Path | None = None
     """Where the command runs; by default the working directory."""
@@ -88,7 +88,7 @@ class RankCommand:
         other: list[str] = []
         if self.command != "train":
             # As one word each, so that its options are not taken for those of the launch.
-            other = ["--rank-command", self.command, *(f"--word={word}" for word in self.options)]
+            other = ["--rank-command", self.command, *(f"--rank-arg={word}" for word in self.options)]
         return (*interpreter_words(), "launch", *self._words([*other, *options]))
 
     def _words(self, options: Sequence[str]) -> tuple[str, ...]:
@@ -96,8 +96,8 @@ class RankCommand:
         ours += [] if self.stop_after is None else ["--stop-after", str(self.stop_after)]
         if self.trace is not None:
             ours += ["--trace", str(self.trace), "--trace-from", str(self.trace_from)]
-        ours += [] if self.ask is None else ["--ask", str(self.ask)]
-        return words_of(self.file, self.overrides, [*ours, *options], self.arguments)
+        ours += [] if self.prune_dir is None else ["--prune-dir", str(self.prune_dir)]
+        return argv_for(self.file, self.overrides, [*ours, *options], self.arguments)
 
 
 def check_world(config: Config, world: int, source: str) -> None:

@@ -11,7 +11,7 @@ from typing import Any, Literal
 from pydantic import TypeAdapter, ValidationError
 
 from samestep.errors import LaunchError, TextError
-from samestep.launch.commands.rank_command import is_script, words_of
+from samestep.launch.commands.rank_command import argv_for, is_script
 from samestep.parsing.json_text import parse_json
 
 VARIABLE = "SAMESTEP_COMMAND"
@@ -86,4 +86,4 @@ class RecordedCommand:
         else:
             earlier = [text for text in self.overrides if text.partition("=")[0] not in _DECIDED]
             file, ours = Path(self.file), [*earlier, *overrides, *own]
-        return [self.verb, *words_of(file, ours, self.options, self.arguments)]
+        return [self.verb, *argv_for(file, ours, self.options, self.arguments)]

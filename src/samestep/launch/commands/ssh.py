@@ -43,7 +43,7 @@ class SshCommands:
         alive = ("-o", "ServerAliveInterval=15")  # or the ssh to a silent host never ends
         # What a run is resumed by is this launch, not one machine's part of it.
         typed = {k: v for k, v in process_environment().items() if k == VARIABLE}
-        command = self.remote(node, "--attached", variables=typed)
+        command = self.remote(node, "--stdin-control", variables=typed)
         return (*self.ssh, *alive, "--", self.hosts[node].name, command)
 
     def check(self, node: int) -> tuple[str, ...]:

@@ -40,7 +40,7 @@ class ForkedProcess:
             os.kill(self.pid, sig)
 
 
-class Forks:
+class ForkClient:
     """The channel to a server, which is a child of this process."""
 
     def __init__(self, channel: socket.socket) -> None:
@@ -102,7 +102,7 @@ class WarmServer:
                 )
             except OSError as error:
                 raise LaunchError(f"no process can be started: {error.strerror or error}") from None
-        self._forks, self._why = Forks(ours), ""
+        self._forks, self._why = ForkClient(ours), ""
         self._is_ready = False
 
     def why_not(self) -> str:
@@ -116,7 +116,7 @@ class WarmServer:
         return self._why
 
     def start(self, words: Sequence[str], environment: Mapping[str, str], output: IO[bytes]) -> ForkedProcess:
-        """Have a command of ours forked; see `Forks.start`."""
+        """Have a command of ours forked; see `ForkClient.start`."""
         with Path(os.devnull).open("rb") as nothing:
             files = {0: nothing.fileno(), 1: output.fileno(), 2: output.fileno()}
             return self._forks.start(words, environment, files)

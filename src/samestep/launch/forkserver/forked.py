@@ -18,10 +18,10 @@ from typing import TYPE_CHECKING, NoReturn
 
 from samestep.environment.interpreter import interpreter_words
 from samestep.environment.variables import replace_environment
-from samestep.launch.forkserver.requests import ForkRequest, show_words
+from samestep.launch.forkserver.requests import ForkRequest, set_process_title
 
 if TYPE_CHECKING:
-    from samestep.launch.forkserver.client import Forks
+    from samestep.launch.forkserver.client import ForkClient
 
 _READ_LATER = (
     "CUDA_VISIBLE_DEVICES", "GROUP_RANK", "GROUP_WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "OMP_NUM_THREADS",
@@ -52,12 +52,12 @@ class Imported:
 
 
 @dataclass(frozen=True)
-class Forked:
+class ForkedInfo:
     """A process that was forked with everything imported."""
 
     request: ForkRequest
     imported: Imported
-    forks: Forks | None = None
+    forks: ForkClient | None = None
     """Where a launcher has its ranks forked."""
 
     def needs_threads(self, threads: int) -> None:
@@ -66,14 +66,14 @@ class Forked:
         Other threads can be other bits. `torch.set_num_threads` does not reach all libraries.
         """
         if threads != self.imported.threads:
-            start_cold(self.request)
+            exec_cold(self.request)
 
 
-FORKED: ContextVar[Forked | None] = ContextVar("FORKED", default=None)
+FORKED: ContextVar[ForkedInfo | None] = ContextVar("FORKED", default=None)
 """What this process is, if it was forked."""
 
 
-def start_cold(request: ForkRequest) -> NoReturn:
+def exec_cold(request: ForkRequest) -> NoReturn:
     """Go on as a new interpreter: the same process, with the same files and the same parent."""
     for stream in (sys.stdout, sys.stderr):
         stream.flush()
@@ -81,19 +81,19 @@ def start_cold(request: ForkRequest) -> NoReturn:
     os.execve(sys.executable, argv, dict(request.environment))
 
 
-def become(request: ForkRequest, files: Sequence[int], imported: Imported) -> None:
+def exec_request(request: ForkRequest, files: Sequence[int], imported: Imported) -> None:
     """Be what a process started for the request would be, when it has imported torch."""
     os.setsid()
     take_files(dict(zip(request.numbers, files, strict=True)))
     if imported.differs(request.environment):
-        start_cold(request)
+        exec_cold(request)
     replace_environment({**request.environment, **imported.exported})
     # A process of its own draws its own numbers where nobody sets a seed.
     random.seed()
     if "numpy" in sys.modules:
         sys.modules["numpy"].random.seed()
     tempfile.tempdir = None  # found by its own TMPDIR
-    show_words([sys.executable, *interpreter_words(), *request.words])
+    set_process_title([sys.executable, *interpreter_words(), *request.words])
 
 
 def take_files(files: Mapping[int, int]) -> None:
@@ -116,7 +116,7 @@ def run_and_leave(run: Callable[[Sequence[str]], object], words: Sequence[str]) 
         run(words)
     except BaseException as error:
         code = exit_code_of(error)
-    leave(code)
+    exit_process(code)
 
 
 def exit_code_of(error: BaseException) -> int:
@@ -130,7 +130,7 @@ def exit_code_of(error: BaseException) -> int:
     return 1
 
 
-def leave(code: int) -> NoReturn:
+def exit_process(code: int) -> NoReturn:
     """End without taking every module apart: that would copy all memory shared with the server."""
     threading._shutdown()  # type: ignore[attr-defined]
     atexit._run_exitfuncs()

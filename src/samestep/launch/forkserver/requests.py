@@ -72,7 +72,7 @@ _ARG_START, _ARG_END = 47, 48
 """Entries of /proc/self/stat, of which the second may hold blanks."""
 
 
-def show_words(words: Sequence[str]) -> None:
+def set_process_title(words: Sequence[str]) -> None:
     """Show these words as this process's command line, as far as there is space."""
     entries = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
     start, end = (int(entries[place - 2]) for place in (_ARG_START, _ARG_END))

@@ -21,9 +21,9 @@ from typing import NoReturn
 
 from samestep.environment.variables import process_environment
 from samestep.errors import TextError
-from samestep.launch.forkserver.client import Forks
-from samestep.launch.forkserver.forked import FORKED, Forked, Imported, become, run_and_leave
-from samestep.launch.forkserver.requests import ForkRequest, receive, send, show_words
+from samestep.launch.forkserver.client import ForkClient
+from samestep.launch.forkserver.forked import FORKED, ForkedInfo, Imported, exec_request, run_and_leave
+from samestep.launch.forkserver.requests import ForkRequest, receive, send, set_process_title
 from samestep.parsing.python_text import parse_python
 
 OURS = (
@@ -51,7 +51,7 @@ def serve(channel: socket.socket, task: Path | None, threads: int, run: Run) -> 
     sys.stdout.flush()  # not once more in every fork
     gc.collect()
     gc.freeze()  # a collection would copy all memory that is shared with the forks
-    show_words(["samestep", "forks", "warm", "processes"])
+    set_process_title(["samestep", "forks", "warm", "processes"])
     exported = {k: v for k, v in process_environment().items() if environment.get(k) != v}
     _forking(channel, Imported(environment, threads, exported), run)
 
@@ -92,7 +92,7 @@ def _forking(channel: socket.socket, imported: Imported, run: Run) -> NoReturn:
         if child:
             send(channel, [str(child)])
             continue
-        FORKED.set(Forked(request, imported, _own_server(request, imported, run)))
+        FORKED.set(ForkedInfo(request, imported, _own_server(request, imported, run)))
         run_and_leave(run, request.words)
 
 
@@ -111,7 +111,7 @@ def _fork_for_parent(request: ForkRequest, files: Sequence[int], imported: Impor
             os._exit(0)
         os.close(adopted)
         os.read(waits, 1)  # until it has its parent, and nobody else holds the other end
-        become(request, files, imported)
+        exec_request(request, files, imported)
         return 0
     os.waitpid(between, 0)
     child = int(os.read(numbers, 32))
@@ -120,19 +120,19 @@ def _fork_for_parent(request: ForkRequest, files: Sequence[int], imported: Impor
     return child
 
 
-def _own_server(request: ForkRequest, imported: Imported, run: Run) -> Forks | None:
+def _own_server(request: ForkRequest, imported: Imported, run: Run) -> ForkClient | None:
     """Start a copy of this process as it is now, which forks the ranks of a launcher."""
     if request.words[0] != "launch":
         return None
     ours, theirs = socket.socketpair()
     if os.fork():
         theirs.close()
-        return Forks(ours)
+        return ForkClient(ours)
     ours.close()
     with Path(os.devnull).open("r+b") as nothing:
         for number in range(3):
             os.dup2(nothing.fileno(), number)
-    show_words(["samestep", "forks", "ranks"])
+    set_process_title(["samestep", "forks", "ranks"])
     _forking(theirs, imported, run)
 
 

@@ -40,8 +40,8 @@ def exit_report(ranks: Sequence[RankProcess], folder: Path, keeps_logs: bool = T
     if failure.kind == Stopped.__name__:
         return ExitReport(Stopped(failure.message), failure.message, ())
     known = getattr(errors, failure.kind, None)
-    told = failure.message if known is not None else failure.trace.rstrip()
-    lines = [_headline(first, folder, keeps_logs), told or _describe_exit(first)]
+    message = failure.message if known is not None else failure.trace.rstrip()
+    lines = [_headline(first, folder, keeps_logs), message or _describe_exit(first)]
     lines += [f"rank {other.rank} (pid {other.pid}): {_summary(other)}" for other in others]
     error = RankFailed("\n".join(lines), 1 if known is None else known.exit_code)
     headline = f"rank {_subject(first)}: {_summary(first)}"

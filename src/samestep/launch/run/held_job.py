@@ -135,13 +135,13 @@ class _Watch:
 
 
 def last_words(outputs: list[Path]) -> str:
-    """Return what a job's ranks said last of why they failed."""
+    """Return the last reason that a job's ranks gave for their failure."""
     lines = [line.rstrip() for path in outputs for line in read_lines(path)]
-    said = [number for number, line in enumerate(lines) if line.startswith("samestep: ")]
-    if not said:
+    starts = [number for number, line in enumerate(lines) if line.startswith("samestep: ")]
+    if not starts:
         return ""
-    last = lines[said[-1]].removeprefix("samestep: ")
+    last = lines[starts[-1]].removeprefix("samestep: ")
     if last.endswith("failed:"):  # a traceback follows, whose last line is the error
-        rest = (line for line in lines[said[-1] + 1 :] if line and line[0] != " ")
+        rest = (line for line in lines[starts[-1] + 1 :] if line and line[0] != " ")
         last += " " + next((line for line in rest if not line.startswith("Traceback")), "")
     return short(last, 500)

@@ -11,7 +11,7 @@ from tempfile import TemporaryDirectory
 from samestep.config import Config, load_config
 from samestep.environment.interpreter import interpreter_words
 from samestep.errors import LaunchError, RankFailed, code_of_ranks
-from samestep.launch.commands.rank_command import is_script, words_of
+from samestep.launch.commands.rank_command import argv_for, is_script
 from samestep.parsing.json_text import read_json
 
 
@@ -28,7 +28,7 @@ def read_target(file: Path, overrides: Sequence[str], arguments: Sequence[str] =
         raise LaunchError(f"there is no {file} here")
     with TemporaryDirectory() as folder:
         answer = Path(folder) / "config.json"
-        words = words_of(file, overrides, ["--describe", str(answer)], arguments)
+        words = argv_for(file, overrides, ["--describe", str(answer)], arguments)
         asked = subprocess.run(
             [sys.executable, *interpreter_words(), "train", *words],
             stdin=subprocess.DEVNULL,

@@ -157,8 +157,8 @@ def figure(embedded: EmbeddedRun, picture: Picture) -> str:
     lines += [f"There is {reason}." for reason in picture.missing]
     if picture.points.pictures is None:
         lines.append("They are no images, so none are shown.")
-    said = " ".join(map(html.escape, lines))
-    return f"<p>{said}</p>\n{scatter(picture.points, picture.maps)}\n{_classes(embedded)}"
+    text = " ".join(map(html.escape, lines))
+    return f"<p>{text}</p>\n{scatter(picture.points, picture.maps)}\n{_classes(embedded)}"
 
 
 def _classes(embedded: EmbeddedRun) -> str:

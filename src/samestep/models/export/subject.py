@@ -42,9 +42,9 @@ def reason(error: Exception) -> str:
     while isinstance(error.__cause__, Exception):
         error = error.__cause__
     lines = [line.strip() for line in str(error).splitlines()]
-    told = [line for line in lines if line][:1] or [type(error).__name__]
-    told += [line for line in lines if line.startswith("Explanation:")][:1]
-    return short("; ".join(line.rstrip(".:") for line in told), _LONGEST)
+    reasons = [line for line in lines if line][:1] or [type(error).__name__]
+    reasons += [line for line in lines if line.startswith("Explanation:")][:1]
+    return short("; ".join(line.rstrip(".:") for line in reasons), _LONGEST)
 
 
 Outputs = dict[str, Tensor]

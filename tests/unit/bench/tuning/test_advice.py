@@ -61,8 +61,8 @@ def test_threads_are_recommended_if_ranks_are_no_faster() -> None:
     assert layout == THREADS
     assert found.overrides == {"distributed.threads_per_rank": 4}
     assert found.another_run, "threads change the last bits, and auto is one thread"
-    assert "2.500 x" in found.says
-    assert "1 rank x 1 thread" in found.says
+    assert "2.500 x" in found.text
+    assert "1 rank x 1 thread" in found.text
 
 
 def test_ranks_are_recommended_with_the_command_that_starts_them() -> None:
@@ -70,7 +70,7 @@ def test_ranks_are_recommended_with_the_command_that_starts_them() -> None:
     layout, found = rules.advise_layout(tried, "auto", "bits")
     assert layout == RANKS
     assert found.overrides == {}, "auto is one thread for bits"
-    assert "samestep launch CONFIG --nproc 4" in found.says
+    assert "samestep launch CONFIG --nproc 4" in found.text
     _, configured = rules.advise_layout(tried, 4, "rounding")
     assert configured.overrides == {"distributed.threads_per_rank": 1}
     assert not configured.another_run
@@ -90,18 +90,18 @@ def test_lanes_follow_the_rule_of_their_own_command() -> None:
     assert rules.advise_lanes(found, 4).overrides == {}
     fixed = rules.advise_lanes([], 8, "batchnorm is global")
     assert not fixed.measurable
-    assert fixed.says == "not measurable here: batchnorm is global"
+    assert fixed.text == "not measurable here: batchnorm is global"
 
 
 def test_the_fewest_workers_that_are_fast_enough() -> None:
     slow_data = {0: timed(1.0), 1: timed(0.6), 2: timed(0.5), 4: timed(0.49)}
     advice = rules.advise_workers(slow_data, 0)
     assert advice.overrides == {"loader.workers": 2}
-    assert "2.000 x" in advice.says
-    assert "bottleneck" in advice.says
+    assert "2.000 x" in advice.text
+    assert "bottleneck" in advice.text
     none = rules.advise_workers({0: timed(1.0), 1: timed(1.0)}, 1)
     assert none.overrides == {"loader.workers": 0}
-    assert "not faster" in none.says
+    assert "not faster" in none.text
 
 
 def test_another_precision_must_be_faster() -> None:
@@ -110,9 +110,9 @@ def test_another_precision_must_be_faster() -> None:
     assert advice.another_run
     slower = rules.advise_precision(timed(1.0), timed(2.0), "fp32", "bf16")
     assert slower.overrides == {}
-    assert "bf16 is 0.500 x" in slower.says
+    assert "bf16 is 0.500 x" in slower.text
     failed = rules.advise_precision(timed(1.0), Timed("bf16", failed="no such unit"), "fp32", "bf16")
-    assert "no such unit" in failed.says
+    assert "no such unit" in failed.text
     assert not failed.measurable
 
 
@@ -126,11 +126,11 @@ def test_a_larger_batch_is_told_and_never_set() -> None:
     """64 samples in 1 s, 128 in 1.6 s: 1.25 times as many in a second."""
     found = [timed(1.0, peak=100), timed(1.6, batch=128, peak=164)]
     advice = rules.advise_batch(found, 1000)
-    assert "128 has 1.250 x" in advice.says
-    assert "choose it yourself" in advice.says
+    assert "128 has 1.250 x" in advice.text
+    assert "choose it yourself" in advice.text
     assert advice.overrides == {}
     full = rules.advise_batch([timed(1.0), Timed("global batch 128", failed="out of memory")], None)
-    assert "global batch 128 does not fit: out of memory" in full.says
+    assert "global batch 128 does not fit: out of memory" in full.text
 
 
 def test_the_largest_batch_follows_from_a_line() -> None:
@@ -170,7 +170,7 @@ def test_the_first_sharding_that_fits_is_taken(fits: str, own: str, monkeypatch:
     advice = rules.advise_shard(fits, unfit, 3 << 30, 80 << 30)
     assert advice.overrides == {"distributed.shard": fits}
     assert not advice.another_run
-    assert f"{own} does not fit: cuda:1" in advice.says
+    assert f"{own} does not fit: cuda:1" in advice.text
 
 
 def test_other_failures_of_ranks_are_errors(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -186,4 +186,4 @@ def test_other_failures_of_ranks_are_errors(monkeypatch: pytest.MonkeyPatch) -> 
 def test_a_step_that_fits_needs_no_sharding() -> None:
     advice = rules.advise_shard("none", {}, 3 << 30, 80 << 30)
     assert not advice.overrides
-    assert advice.says == "none: a rank holds 3 GB of 80 GB"
+    assert advice.text == "none: a rank holds 3 GB of 80 GB"

@@ -26,7 +26,7 @@ class Sweep(threading.Thread):
     def __init__(self, folder: Path, stop_at: int) -> None:
         super().__init__()
         self.folder, self.stop_at = folder, stop_at
-        self.asked: list[tuple[int, float]] = []
+        self.values: list[tuple[int, float]] = []
         self.over = threading.Event()
 
     def run(self) -> None:
@@ -34,7 +34,7 @@ class Sweep(threading.Thread):
             question, answer = read_value(self.folder), read_decision(self.folder)
             if question is None or (answer is not None and answer.step == question.step):
                 continue
-            self.asked.append((question.step, question.value))
+            self.values.append((question.step, question.value))
             stop = question.step == self.stop_at
             write_decision(self.folder, PruneDecision(question.step, stop, "pruned" if stop else ""))
 
@@ -60,7 +60,7 @@ def test_the_answer_ends_the_run_with_that_step(tmp_path: Path) -> None:
     finally:
         sweep.over.set()
         sweep.join()
-    assert sweep.asked == [(0, 1.0), (1, 0.5), (2, 1.0 / 3)]
+    assert sweep.values == [(0, 1.0), (1, 0.5), (2, 1.0 / 3)]
     result = read_result(tmp_path / "run")
     assert result is not None
     assert (result.status, result.reason, result.steps) == ("stopped_early", "pruned", 3)
@@ -98,8 +98,8 @@ def _interrupt_when_asked(folder: Path) -> None:
 
 @pytest.mark.parametrize("text", ["[1]", '{"step": 1'])
 def test_a_damaged_file_is_named(tmp_path: Path, text: str) -> None:
-    (tmp_path / "asked.json").write_text(text)
-    with pytest.raises(CheckpointError, match=r"asked\.json"):
+    (tmp_path / "value.json").write_text(text)
+    with pytest.raises(CheckpointError, match=r"value\.json"):
         read_value(tmp_path)
-    (tmp_path / "asked.json").write_text(json.dumps({"step": 3, "value": 0.5}))
+    (tmp_path / "value.json").write_text(json.dumps({"step": 3, "value": 0.5}))
     assert read_value(tmp_path) is not None
