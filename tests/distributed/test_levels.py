@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from samestep.verify.compare import first_loss_difference, model_distance
+from samestep.verify.differences import first_loss_difference, model_distance
 from tests.distributed.running import Recorded, train
 from tests.variations import variations
 

@@ -28,7 +28,7 @@ from samestep.run.run_dir import RunDir, config_of
 from samestep.run.time_report import read_times
 from samestep.train.record import RunRecord
 from samestep.train.trace import read_trace
-from samestep.verify.compare import read_curve
+from samestep.verify.differences import read_curve
 from tests.fuzz.property import cases, check_message, soon
 from tests.unit.checkpoint.checkpoints import manifest, put
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from samestep.train.record import RunRecord, read_state
-from samestep.verify.result import compare_runs
+from samestep.verify.compare import compare_runs
 from tests.preloaded.client import ROOT
 from tests.sameness.case import Case
 from tests.sameness.ways import TRAINED, Ended, Way, is_in_parts, parts, run_in_parts, run_once, steps_of

@@ -69,6 +69,11 @@ def fit_link(sizes: Sequence[float], seconds: Sequence[float]) -> Link | None:
     return Link(max(0.0, float(latency)), float(1 / slope)) if slope > 0 else None
 
 
+def is_clearly_faster(speedup: Spread) -> bool:
+    """Return whether a speedup is worth having, and no noise."""
+    return speedup.median >= WORTH and speedup.low > 1
+
+
 def ratio_of(reference: Sequence[float], seconds: Sequence[float]) -> Spread:
     """Return the spread of the rounds' ratios: what disturbs a whole round disturbs both."""
     return spread_of([mine / other for mine, other in zip(seconds, reference, strict=True)])

@@ -29,7 +29,7 @@ from samestep.errors import PROMISE_NOT_KEPT, SamestepError
 
 if TYPE_CHECKING:
     from samestep.config import Config
-    from samestep.verify.result import Verification
+    from samestep.verify.compare import Verification
 
 _OFFER = "To name the first tensor that differs"
 _NOT_FOUND = (

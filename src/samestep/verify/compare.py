@@ -1,223 +1,152 @@
-"""The distance of two runs: in steps, in tensors, in units in the last place (ULP)."""
+"""The result of a verification: each run compared with the first, and whether the promise held."""
 
 from __future__ import annotations
 
-import csv
-import math
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-import torch
 from torch import Tensor
 
-from samestep.errors import ConfigError, Mistake, TextError
-from samestep.parsing.files import read_text
-from samestep.parsing.json_text import read_json_lines
-from samestep.parsing.limits import short
-from samestep.pytree import same_bits
 from samestep.run.saved_files import Saved
-from samestep.run.state_tensors import MODULES
-from samestep.train.record import RunRecord
-from samestep.words import counted
-
-_BITS = {
-    torch.float64: torch.int64,
-    torch.float32: torch.int32,
-    torch.float16: torch.int16,
-    torch.bfloat16: torch.int16,
-}
+from samestep.train.record import RunRecord, read_state
+from samestep.verify.differences import (
+    Difference,
+    different_tensors,
+    file_difference,
+    first_loss_difference,
+    first_sample_difference,
+    furthest_tensor,
+    model_distance,
+    saved_difference,
+    thread_difference,
+)
+from samestep.verify.suspect import Suspect
 
 
 @dataclass(frozen=True)
-class Difference:
-    """The place where two runs first differ, and by how much."""
+class WorldResult:
+    """The run at one world size, and where it first differs from the first one."""
 
-    what: str
-    """samples, loss, state, steps, or states of the ranks."""
-    step: int | None = None
-    """The first step that differs; None if only the final state does."""
-    tensor: str | None = None
-    """The tensor of the final state that differs most."""
-    ulp: int | None = None
-    relative: float | None = None
+    record: RunRecord
+    difference: Difference | None
+    """The first difference in bits, whether or not the promise allows it."""
+    kept: bool
+    label: str
+    """Its number of ranks; for a resumed run all of them, in order."""
+    note: str = ""
+    """What was not equal about the conditions of both runs."""
 
     def __str__(self) -> str:
-        parts = [self.what if self.step is None else f"{self.what} from step {self.step} on"]
-        if self.tensor is not None:
-            parts.append(self.tensor)
-        if self.ulp is not None:
-            parts.append(f"{self.ulp:,} ULP")
-        if self.relative is not None:
-            parts.append(f"{self.relative:.2g} relative")
-        return ", ".join(parts)
+        words = "identical" if self.difference is None else str(self.difference)
+        return f"{words} ({self.note})" if self.note else words
 
 
-def ulp_distance(left: Tensor, right: Tensor) -> int:
-    """Return the largest distance of two tensors' elements, in representable values between them."""
-    if not left.numel():
-        return 0
-    a, b = _ordered(_real(left)).flatten(), _ordered(_real(right)).flatten()
-    if bool((_real(left).isnan() != _real(right).isnan()).any()):
-        return 2**63 - 1
-    # The furthest pair by an estimate that cannot overflow, then exactly.
-    furthest = int((a.to(torch.float64) - b.to(torch.float64)).abs().argmax())
-    return abs(int(a[furthest]) - int(b[furthest]))
+@dataclass(frozen=True)
+class Verification:
+    """The result of every run, and whether the promise held."""
+
+    same: str
+    worlds: tuple[WorldResult, ...]
+    rtol: float
+    against: tuple[float, ...] = ()
+    against_difference: Difference | None = None
+    suspect: Suspect | None = None
+    """The first tensor that differs, where that was traced and found."""
+    tensors: int = 0
+    """The number of tensors in the final states."""
+    different_tensors: int = 0
+    """The number of those that differ in any run."""
+
+    @property
+    def kept(self) -> bool:
+        """Return whether the promise held in every run, and the given curve matches."""
+        return all(world.kept for world in self.worlds) and self.against_difference is None
+
+    @property
+    def runs_differ(self) -> bool:
+        """Return whether our own runs broke the promise, of which tensors can be traced."""
+        return not all(world.kept for world in self.worlds)
+
+    def as_json(self) -> dict[str, Any]:
+        """Return what `--json` prints."""
+        document: dict[str, Any] = {
+            "kept": self.kept,
+            "same": self.same,
+            "rtol": self.rtol if self.same == "rounding" or self.against else None,
+            "worlds": {
+                world.label: {
+                    "kept": world.kept,
+                    "steps": world.record.steps,
+                    "state_hash": world.record.state_hash,
+                    "losses": world.record.losses,
+                    "seconds_per_step": world.record.seconds_per_step,
+                    "threads_per_rank": world.record.threads,
+                    "first_difference": _as_json(world.difference),
+                    "note": world.note or None,
+                }
+                for world in self.worlds
+            },
+            "tensors": self.tensors,
+            "different_tensors": self.different_tensors,
+            "suspect": None if self.suspect is None else asdict(self.suspect),
+        }
+        if self.against:
+            document["against"] = {"steps": len(self.against), "first_difference": _as_json(self.against_difference)}
+        return document
 
 
-def _real(values: Tensor) -> Tensor:
-    return torch.view_as_real(values.resolve_conj()) if values.is_complex() else values
+def _as_json(difference: Difference | None) -> dict[str, Any] | None:
+    return None if difference is None else asdict(difference)
 
 
-def _ordered(values: Tensor) -> Tensor:
-    """Integers in the order of the floats: neighbours are one apart, and both zeros are 0."""
-    if values.dtype not in _BITS:
-        return values.to(torch.int64)
-    bits = values.contiguous().view(_BITS[values.dtype]).to(torch.int64)
-    lowest = -(1 << (values.element_size() * 8 - 1))
-    return torch.where(bits < 0, lowest - bits, bits)
-
-
-def relative_distance(left: Tensor, right: Tensor) -> float:
-    """Return the norm of two tensors' difference, relative to the norm of the first."""
-    a, b = _real(left).to(torch.float64), _real(right).to(torch.float64)
-    gap, size = float((a - b).norm()), float(a.norm())
-    if gap == 0.0:
-        return 0.0
-    return gap / size if size else math.inf
-
-
-def different_tensors(left: Mapping[str, Tensor], right: Mapping[str, Tensor]) -> list[str]:
-    """Return the names of the tensors that two states do not share bit for bit."""
-    names = left.keys() | right.keys()
-    return [name for name in names if name not in left or name not in right or not same_bits(left[name], right[name])]
-
-
-def furthest_tensor(left: Mapping[str, Tensor], right: Mapping[str, Tensor]) -> Difference | None:
-    """Return the tensor of two states that differs most, in ULP; None if all bits are the same."""
-    worst: Difference | None = None
-    for name in sorted(left.keys() | right.keys()):
-        if name not in left or name not in right:
-            return Difference("state", tensor=f"{name} (in one run only)")
-        a, b = left[name], right[name]
-        if same_bits(a, b):
-            continue
-        if a.shape != b.shape or a.dtype != b.dtype:
-            return Difference("state", tensor=f"{name} (shape or type)")
-        found = Difference("state", tensor=name, ulp=ulp_distance(a, b), relative=relative_distance(a, b))
-        if worst is None or (found.ulp or 0) > (worst.ulp or 0):
-            worst = found
-    return worst
-
-
-def model_distance(left: Mapping[str, Tensor], right: Mapping[str, Tensor]) -> float:
-    """Return the relative distance of two states' weights and buffers, taken as one vector.
-
-    As one vector, because a single tensor can be all rounding: the gradient of a bias before
-    BatchNorm is zero but for rounding errors, which Adam then scales up to whole steps.
-    """
-    names = sorted(name for name in left if name.startswith(MODULES))
-    if names != sorted(name for name in right if name.startswith(MODULES)):
-        return math.inf
-    flat = [torch.cat([_real(state[name]).to(torch.float64).flatten() for name in names]) for state in (left, right)]
-    return relative_distance(*flat)
-
-
-def first_loss_difference(left: Sequence[float], right: Sequence[float], rtol: float = 0.0) -> Difference | None:
-    """Return the first step whose losses differ by more than `rtol`, relative to the first curve."""
-    for step, (a, b) in enumerate(zip(left, right, strict=False)):
-        if a == b or (math.isnan(a) and math.isnan(b)):
-            continue
-        relative = abs(a - b) / abs(a) if a else math.inf
-        if not relative <= rtol:
-            pair = torch.tensor([[a], [b]], dtype=torch.float64)
-            return Difference("loss", step, ulp=ulp_distance(pair[0], pair[1]), relative=relative)
-    if len(left) != len(right):
-        return Difference("steps", min(len(left), len(right)))
-    return None
-
-
-def thread_difference(left: RunRecord, right: RunRecord) -> str:
-    """Return a note on other numbers of threads, on which the bits of CPUs depend; empty if there is none."""
-    first, second = set(left.threads), set(right.threads)
-    if first == second:
-        return ""
-    shown = [" and ".join(map(str, sorted(found))) for found in (second, first)]
-    return (
-        f"{counted(shown[0], 'thread')} per rank, not {shown[1]} as in the first run: on CPUs that alone can "
-        "change bits. Set distributed.threads_per_rank"
+def compare_runs(same: str, records: Mapping[str, Path], curve: Sequence[float], rtol: float) -> Verification:
+    """Compare the records of runs with the first of them."""
+    runs = {
+        label: _Recorded(RunRecord.read(path), read_state(path), Saved.read(path)) for label, path in records.items()
+    }
+    first = next(iter(runs.values()))
+    worlds = tuple(_compare_with_first(same, first, run, rtol, label) for label, run in runs.items())
+    length = min(len(curve), first.record.steps)
+    losses = first.record.losses[:length]
+    against_difference = first_loss_difference(curve[:length], losses, rtol)
+    others = list(runs.values())[1:]
+    names = {name for run in runs.values() for name in run.state}
+    differ = {name for run in others for name in different_tensors(first.state, run.state)}
+    return Verification(
+        same, worlds, rtol, tuple(curve), against_difference, tensors=len(names), different_tensors=len(differ)
     )
 
 
-def saved_difference(left: Saved, right: Saved) -> Difference | None:
-    """Return the first tensor that differs in a file which the script has saved in both runs."""
-    for name in sorted(left.tensors.keys() & right.tensors.keys()):
-        if left.tensors[name] != right.tensors[name]:
-            return Difference("what the script saves", tensor=name)
-    return None
+class _Recorded(NamedTuple):
+    """A run as it was recorded: its losses and samples, and its final state."""
+
+    record: RunRecord
+    state: dict[str, Tensor]
+    saved: Saved
 
 
-def file_difference(left: Saved, right: Saved) -> str:
-    """Return a note on other files of the script that differ, as logs with times do; empty if none does."""
-    common = sorted(left.files.keys() & right.files.keys())
-    other = [name for name in common if left.files[name] != right.files[name]]
-    if not other:
-        return ""
-    shown = ", ".join(other[:3]) + (", ..." if len(other) > 3 else "")
-    return f"the script wrote other content to {shown}: look whether it should be the same"
-
-
-def first_sample_difference(left: RunRecord, right: RunRecord) -> Difference | None:
-    """Return the first step that did not consume the same samples."""
-    start = max(left.start, right.start)
-    pairs = zip(left.samples[start - left.start :], right.samples[start - right.start :], strict=False)
-    for step, (a, b) in enumerate(pairs, start):
-        if a != b:
-            return Difference("samples", step)
-    if left.steps != right.steps:
-        return Difference("steps", min(left.steps, right.steps))
-    return None
-
-
-def read_curve(path: Path) -> list[float]:
-    """Return the losses of a run from elsewhere: JSON lines, or a CSV with a `loss` column.
-
-    Args:
-        path: metrics.jsonl of a run, a CSV file, or text with one loss per line.
-
-    Raises:
-        ConfigError: if it cannot be read or holds no losses.
-    """
-
-    def wrong(message: str) -> ConfigError:
-        return ConfigError(str(path), [Mistake("", message)])
-
-    try:
-        if path.suffix in (".jsonl", ".json"):
-            rows = list(read_json_lines(path))
-            curve = [float(row["loss"]) for row in _all_rows(rows) if "loss" in row]
-        else:
-            curve = _read_csv(read_text(path))
-    except TextError as error:
-        raise wrong(str(error)) from None
-    except (ArithmeticError, ValueError, TypeError, IndexError, csv.Error) as error:
-        raise wrong(f"is not a loss curve: {short(str(error))}") from None
-    if not curve:
-        raise wrong("holds no losses: give a CSV with a 'loss' column, or JSON lines with 'loss'")
-    return curve
-
-
-def _all_rows(rows: Sequence[dict[str, Any] | None]) -> Iterator[dict[str, Any]]:
-    for number, row in enumerate(rows, 1):
-        if row is None:
-            raise ValueError(f"row {number} is no JSON object")
-        yield row
-
-
-def _read_csv(text: str) -> list[float]:
-    rows = [row for row in csv.reader(text.splitlines()) if row]
-    header = [name.strip().lower() for name in rows[0]] if rows else []
-    if "loss" in header:
-        return [float(row[header.index("loss")]) for row in rows[1:]]
-    return [float(row[-1]) for row in rows]
+def _compare_with_first(same: str, first: _Recorded, run: _Recorded, rtol: float, label: str) -> WorldResult:
+    record = run.record
+    notes = [thread_difference(first.record, record), file_difference(first.saved, run.saved)]
+    note = "; ".join(filter(None, notes))
+    samples = first_sample_difference(first.record, record)
+    losses = first_loss_difference(first.record.losses, record.losses)
+    worst = furthest_tensor(first.state, run.state)
+    difference = samples or losses or worst or saved_difference(first.saved, run.saved)
+    if difference is not None and worst is not None:
+        difference = replace(worst, what=difference.what, step=difference.step)
+    if len(set(record.rank_hashes)) > 1:
+        step = None if difference is None else difference.step
+        difference = Difference("states of the ranks", step, tensor=record.rank_difference)
+        kept = same == "samples" and samples is None
+        return WorldResult(record, difference, kept, label, note)
+    if same == "bits":
+        kept = difference is None
+    elif same == "samples":
+        kept = samples is None
+    else:
+        losses_near = first_loss_difference(first.record.losses, record.losses, rtol) is None
+        kept = samples is None and losses_near and model_distance(first.state, run.state) <= rtol
+    return WorldResult(record, difference, kept, label, note)

@@ -9,7 +9,7 @@ from pathlib import Path
 from samestep.errors import PlanError
 from samestep.launch.run.worlds import World
 from samestep.train.trace import read_trace
-from samestep.verify.result import Verification, WorldResult
+from samestep.verify.compare import Verification, WorldResult
 from samestep.verify.runner import Runner
 from samestep.verify.suspect import Suspect, find_suspect
 from samestep.words import counted

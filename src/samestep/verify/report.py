@@ -11,7 +11,7 @@ from samestep.report.lanes_drawing import MOST_LANES, draw_lanes
 from samestep.report.page import write_page
 from samestep.report.picture import write_panels
 from samestep.report.table import Cell, code, html_table, marked
-from samestep.verify.result import Verification, WorldResult
+from samestep.verify.compare import Verification, WorldResult
 from samestep.words import counted
 
 _PROMISES = {

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from samestep.train.trace import AFTER, BEFORE, LANE, SUM, Entry
-from samestep.verify.compare import relative_distance, ulp_distance
+from samestep.verify.differences import relative_distance, ulp_distance
 
 Trace = Sequence[Sequence[Entry]]
 """The entries of every rank."""

@@ -13,9 +13,9 @@ from samestep.launch.commands.rank_command import RankCommand
 from samestep.launch.run.slurm import refuse_second_job
 from samestep.launch.run.worlds import Machines, World, labels
 from samestep.train.record import RunRecord
-from samestep.verify.compare import read_curve
+from samestep.verify.compare import Verification, compare_runs
+from samestep.verify.differences import read_curve
 from samestep.verify.explain import ends_of_parts, explain
-from samestep.verify.result import Verification, compare_runs
 from samestep.verify.runner import Runner
 from samestep.words import counted
 

@@ -16,7 +16,7 @@ import samestep
 from samestep.checkpoint.prune_decision import PruneDecision, read_decision, read_value, write_decision
 from samestep.checkpoint.run_result import read_result
 from samestep.errors import CheckpointError, Stopped
-from samestep.train.requests import PruningListener
+from samestep.train.pruning import PruningListener
 from tests.unit.train.own_loops import settings, train
 
 
@@ -80,7 +80,7 @@ def test_a_stop_signal_ends_the_wait_for_an_answer(tmp_path: Path) -> None:
 
 
 def test_a_run_that_nobody_answers_saves_and_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("samestep.train.requests._SECONDS_FOR_AN_ANSWER", 0.05)
+    monkeypatch.setattr("samestep.train.pruning._SECONDS_FOR_AN_ANSWER", 0.05)
     with pytest.raises(Stopped):
         run_with(tmp_path, settings(tmp_path / "run"))
     result = read_result(tmp_path / "run")

@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-from samestep.verify.compare import Difference
+from samestep.verify.differences import Difference
 from samestep.verify.report import write_report
 from samestep.verify.suspect import Suspect
-from tests.unit.verify.test_result import verified
+from tests.unit.verify.test_compare import verified
 
 BAD = "<script>alert(1)</script>"
 

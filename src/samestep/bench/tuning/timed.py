@@ -9,7 +9,7 @@ from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
 
-from samestep.bench.statistics import WORTH, Spread, ratio_confidence_interval, spread_of
+from samestep.bench.statistics import Spread, is_clearly_faster, ratio_confidence_interval, spread_of
 from samestep.errors import TextError
 from samestep.report.format import format_seconds
 
@@ -66,9 +66,8 @@ def speedup(one: Timed, base: Timed) -> Spread:
 
 
 def is_faster(one: Timed, base: Timed) -> bool:
-    """Return whether it is worth it, and no noise."""
-    found = speedup(one, base)
-    return found.median >= WORTH and found.low > 1
+    """Return whether it is clearly faster than the other."""
+    return is_clearly_faster(speedup(one, base))
 
 
 def simplest_of_fast(in_order: Sequence[Timed]) -> Timed:

@@ -110,7 +110,7 @@ def export_run(
 
 def _format(to: str, methods: Sequence[str]) -> Format:
     if to not in FORMATS:
-        raise ExportError(f"--to is {to!r}: it takes {', '.join(FORMATS)}")
+        raise ExportError(f"--to is {to!r}: it takes {', '.join([*FORMATS, 'pt'])}")
     if methods and to != "torchscript":
         raise ExportError(f"--methods is {','.join(methods)}, and {to} keeps no methods: use --to torchscript")
     return FORMATS[to]
