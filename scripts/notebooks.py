@@ -38,9 +38,9 @@ def losses(run):
 
 assert losses("one") == losses("two")
 losses("two")[-3:]""",
-        "`samestep verify` compares every loss and every tensor of the final state, and draws a certificate:",
-        "!samestep verify mine/config.yaml --worlds 1,2,4 --steps 12 --picture certificate.png",
-        'from IPython.display import Image\n\nImage("certificate.png", width=700)',
+        "`samestep verify` compares every loss and every tensor of the final state, and draws the losses:",
+        "!samestep verify mine/config.yaml --worlds 1,2,4 --steps 12 --picture losses.png",
+        'from IPython.display import Image\n\nImage("losses.png", width=700)',
         "Next: `samestep ui` shows runs live in a browser, and the other notebook here uses your own loop.",
     ],
     "own_loop": [

@@ -49,8 +49,8 @@ part() {
 config=$folder/starter/config.yaml
 [ -e "$config" ] || part init "$python" -m samestep init "$config" --global-batch 128 --lanes 16
 part check "$python" -m samestep check
-part nccl-verify "$python" -m samestep verify "$config" distributed.backend=nccl --worlds "$worlds" \
-  --shards none,optimizer,weights
+part nccl-verify "$python" -m samestep verify "$config" distributed.backend=nccl run_dir="$folder/run" --worlds "$worlds" \
+  --shards none,optimizer,weights --steps 20
 part sync-batchnorm "$python" -m samestep launch --nproc "$gpus" "$config" \
   run_dir="$folder/sync-batchnorm" same=samples distributed.sync_batchnorm=true distributed.backend=nccl
 part gpu-tests "$python" -m pytest -q -m gpu

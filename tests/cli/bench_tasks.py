@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import os
-import time
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils.data import Dataset, TensorDataset
+from torch.utils.data import TensorDataset
 
 import samestep
 from samestep import LaneBatch
@@ -44,27 +43,3 @@ class Leaking(Plain):
         if self._leaks >= 0:
             self._kept.append(torch.ones(self._numbers))
         return super().loss(model, batch)
-
-
-class SlowDataset(Dataset[Any]):
-    """Takes its time for every sample."""
-
-    def __init__(self, seconds: float) -> None:
-        self._seconds = seconds
-
-    def __len__(self) -> int:
-        return 64
-
-    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
-        time.sleep(self._seconds)
-        return torch.zeros(4), torch.zeros(2)
-
-
-class SlowData(Plain):
-    """Its data takes longer than all else in a step."""
-
-    def __init__(self, seconds: float = 0.005) -> None:
-        self._seconds = seconds
-
-    def train_data(self) -> Any:
-        return SlowDataset(self._seconds)

@@ -223,7 +223,7 @@ def test_verify_catches_an_all_reduce_in_the_place_of_the_tree(config: Path, tmp
 
 
 def test_verify_shows_ddp_beside_and_draws_a_card(config: Path, tmp_path: Path) -> None:
-    words = ("--worlds", "1,2", "--steps", "3", "--ddp", "--report", "page.html", "--picture", "card.png")
+    words = ("--worlds", "1,2", "--steps", "3", "--ddp", "--report", "page.html", "--picture", "losses.png")
     done = samestep("verify", config, *words, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     page = (tmp_path / "page.html").read_text()
@@ -232,10 +232,10 @@ def test_verify_shows_ddp_beside_and_draws_a_card(config: Path, tmp_path: Path) 
     assert [len(found) for found in hashes] == [1, 2]  # one state; one per world size
     assert "2 different final states" in ddp
     assert "samestep verify" in ddp  # the command that made the page
-    assert (tmp_path / "card.png").read_bytes().startswith(b"\x89PNG")
+    assert (tmp_path / "losses.png").read_bytes().startswith(b"\x89PNG")
     done = samestep("verify", config, *words, cwd=tmp_path)
     assert done.returncode != 0
-    assert "card.png" in done.stderr  # a picture is not replaced
+    assert "losses.png" in done.stderr  # a picture is not replaced
 
 
 def test_verify_against_a_curve_from_elsewhere(config: Path, tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ from tests.cli.processes import samestep
 TINY = ("--quick", "--rounds", "1", "--steps", "1")
 
 
+@pytest.mark.requirement("002-D-2")
 def test_it_measures_and_recommends(tmp_path: Path) -> None:
     write_starter(tmp_path / "mine")
     config, best = tmp_path / "mine" / "config.yaml", tmp_path / "best.yaml"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -93,6 +94,28 @@ def test_no_rank_goes_before_rank_0_has_shown_everything(tmp_path: Path) -> None
     assert run_ranks(_slowly_shown, 2, tmp_path) == [True, True]
 
 
+def _where_a_port_is_taken(folder: Path) -> CheckReport:
+    with socket.socket() as stranger:
+        if _rank() == 0:
+            stranger.bind(("127.0.0.1", int(os.environ["MASTER_PORT"])))
+            stranger.listen()
+        (folder / str(_rank())).touch()
+        while not (folder / "0").exists():
+            time.sleep(0.01)
+        return run_checks(_config(**{"distributed.timeout": 3}), folder, machine=_roomy())
+
+
+def test_a_taken_port_is_reported_by_each_rank_alone(tmp_path: Path) -> None:
+    """Rank 0 cannot listen there, and the others find a stranger."""
+    results = run_ranks(_where_a_port_is_taken, 2, tmp_path)
+    assert [(found.alone, found.exit_code) for found in results] == [(True, 6)] * 2
+    first, second = ([f for f in found.findings if f.severity == "error"] for found in results)
+    assert [f.check for f in (*first, *second)] == ["process group"] * 2
+    assert "in use" in first[0].what
+    assert "does not answer" in second[0].what
+    assert "MASTER_PORT" in first[0].advice
+
+
 def _odd_one(folder: Path) -> CheckReport:
     machine = _roomy()
     if _rank() == 1:
@@ -179,7 +202,7 @@ def test_without_a_group_every_rank_tells_what_it_found_itself(tmp_path: Path) -
         assert (result.exit_code, shown) == (6, 1)
         (finding,) = [f for f in result.findings if f.severity == "error"]
         assert finding.check == "process group"
-        assert f"rank {rank} of 3 could not open the process group" in finding.what
+        assert "arrive" in finding.what
         assert {"/dev/shm", "cpus", "lanes"} <= {f.check for f in result.findings}
 
 

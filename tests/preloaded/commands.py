@@ -22,7 +22,7 @@ from tests.preloaded.title import set_title
 _IGNORED_BY_PYTHON = (signal.SIGPIPE, signal.SIGXFSZ)
 
 
-def exec_request(request: Request, descriptors: list[int]) -> None:
+def become_request(request: Request, descriptors: list[int]) -> None:
     """Be what a process started for the request would be."""
     if request.new_session:
         os.setsid()

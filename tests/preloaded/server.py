@@ -18,7 +18,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from tests.preloaded.command_lines import starts_others
-from tests.preloaded.commands import exec_request, execute
+from tests.preloaded.commands import become_request, execute
 from tests.preloaded.namespaces import SERVE_INSIDE, enter_namespaces
 from tests.preloaded.popen import fork_all
 from tests.preloaded.requests import Request, receive, send_number
@@ -104,7 +104,7 @@ def _fork_for_parent(channel: socket.socket) -> Request | None:
             os._exit(0)
         os.close(adopted_to)
         os.read(adopted_from, 1)
-        exec_request(request, files)
+        become_request(request, files)
         return request
     os.waitpid(between, 0)
     send_number(channel, int(os.read(ids_from, 32)))
@@ -125,7 +125,7 @@ def _fork_for_stand_in(listener: socket.socket) -> Request | None:
     request, files = received
     child = os.fork()
     if not child:
-        exec_request(request, files)
+        become_request(request, files)
         return request
     for file in files:
         os.close(file)

@@ -172,7 +172,7 @@ def _read_parts(opened: Trials, lanes_per_rank: int) -> list[dict[str, int | Non
 def _classify(
     run: Run, meter: TensorMeter | AllocatorMeter, found: StepMemory, whole_batch: bool, by_tree: bool
 ) -> dict[str, int | None]:
-    """Whose the memory between two steps is; and what came and went in the step."""
+    """Return what holds the memory between two steps, and what came and went in the step."""
     state = run.state
     weights = bytes_of([param for module in state.modules for param in module.parameters()])
     buffers = bytes_of([buffer for module in state.modules for buffer in module.buffers()])

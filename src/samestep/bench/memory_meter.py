@@ -202,6 +202,6 @@ class MemorySampler(RunListener):
         pass
 
     def finished(self) -> StepMemory:
-        """Return the step is over."""
+        """Return what the step took, which is over."""
         self.step.batches, self.step.peak = sum(self._sizes), self._meter.peak()
         return self.step

@@ -170,10 +170,11 @@ PHASE_COLUMNS = ("mode", "ranks", *PHASES, "memory of a rank")
 
 
 def present(document: Document) -> Presentation:
-    """Return how it is shown: efficiency and time against ranks, the split of a step, and all rows."""
+    """Return how it is shown: efficiency against ranks, the split of a step, and all rows."""
     rows = document.rows
     split = [row for row in rows if row["phases"] is not None]
     drawn = [("", row) for row in rows]
+    compared = [("", row) for row in rows if row["efficiency"] is not None or _has_larger(row, rows)]
     tables = [
         Table(
             "Steps", STEP_COLUMNS, [_step_cells(row) for row in rows],
@@ -189,10 +190,16 @@ def present(document: Document) -> Presentation:
     return Presentation(
         title="What more ranks bring",
         heading=_heading(document),
-        panels=[*efficiency_panels(drawn), *phase_panels(drawn)],
+        panels=[*efficiency_panels(compared), *phase_panels(drawn)],
         tables=tables,
         verdicts=verdicts(rows),
     )
+
+
+def _has_larger(row: Row, rows: Sequence[Row]) -> bool:
+    """Return whether other rows are compared with this one, the one on the fewest ranks."""
+    alike = [other for other in rows if all(other[key] == row[key] for key in ("mode", "workload", "variant"))]
+    return any(other["world"] > row["world"] for other in alike)
 
 
 def _heading(document: Document) -> str:

@@ -84,7 +84,9 @@ class Trials:
         for step in steps:
             self._check_stop()
             yield step
-        raise PlanError("the training data ended before everything was measured: use data that can be read again")
+        raise PlanError(
+            "the training data ended before everything was measured: use data that can be read again, or measure fewer steps"
+        )
 
 
 @contextmanager

@@ -22,7 +22,7 @@ class Spread:
 
     @classmethod
     def of(cls, row: Mapping[str, Any]) -> Spread:
-        """Return that of a row, or a figure, that was read."""
+        """Return the spread that a result's row has."""
         return cls(*(float(row[name]) for name in ("median", "low", "high")))
 
 

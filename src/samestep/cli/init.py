@@ -41,7 +41,7 @@ def init(
         str, typer.Option(help="The kind of machine, of those that --list shows.", metavar="NAME")
     ] = "",
     show_templates: Annotated[bool, typer.Option("--list", help="Show the templates, and exit.")] = False,
-    name: Annotated[str | None, typer.Option(help="The run's name; its folder's if empty.")] = None,
+    name: Annotated[str | None, typer.Option(help="The run's name; its folder's if not set.")] = None,
     task: Annotated[
         str | None, typer.Option(metavar="FILE.py:Class", help="Your task; the starter's is written if not set.")
     ] = None,

@@ -61,12 +61,12 @@ StopAfter = Annotated[int | None, typer.Option(hidden=True)]
 StdinControl = Annotated[bool, typer.Option("--stdin-control", hidden=True)]
 ReadSecret = Annotated[bool, typer.Option("--read-secret", hidden=True)]
 # The job ends with this command; one that an earlier command left is taken over.
-HoldJob = Annotated[bool, typer.Option("--hold-job", hidden=True)]
+OwnJob = Annotated[bool, typer.Option("--own-job", hidden=True)]
 RankCommandName = Annotated[str, typer.Option("--rank-command", hidden=True)]
 RankArgs = Annotated[list[str] | None, typer.Option("--rank-arg", hidden=True)]
 """What its ranks are other than `samestep train`, and that command's options: a launch of ours on another machine."""
 _OBSERVED = ("record", "stop_after", "trace", "trace_from", "prune_dir")
-_NOT_REPEATED = ("show", "write", *_OBSERVED, "stdin_control", "read_secret", "hold_job", "rank_command", "rank_arg")
+_NOT_REPEATED = ("show", "write", *_OBSERVED, "stdin_control", "read_secret", "own_job", "rank_command", "rank_arg")
 """Options of `launch` that a resumed run is started without."""
 _STEP_OPTIONS = {"srun": ("cpus_per_task", "gpus_per_node")}
 """Slurm's options that a step of an allocation takes too, by launcher."""
@@ -103,7 +103,7 @@ def launch(
     prune_dir: PruneDir = None,
     stdin_control: StdinControl = False,
     read_secret: ReadSecret = False,
-    hold_job: HoldJob = False,
+    own_job: OwnJob = False,
     rank_command: RankCommandName = "train",
     rank_arg: RankArgs = None,
 ) -> None:
@@ -124,7 +124,7 @@ def launch(
             return _show(prepared, show, write)
         _use_input(stdin_control, read_secret)
         with exporting(variables):
-            start(prepared, _report, follow=follow, held=hold_job)
+            start(prepared, _report, follow=follow, held=own_job)
 
 
 def _prepared(context: typer.Context) -> tuple[Launch, dict[str, str]]:

@@ -92,7 +92,7 @@ def plot(
     trust: Annotated[
         bool,
         typer.Option(
-            "--trust", help="Run the code, or use the database, that PATH names, also if it may not be yours."
+            "--trust", help="Run the code, or use the database, that RUN or SWEEP names, also if it may not be yours."
         ),
     ] = False,
     force: Force = False,

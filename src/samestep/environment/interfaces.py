@@ -51,7 +51,10 @@ def is_loopback(address: str) -> bool:
     return ipaddress.ip_address(address.partition("%")[0]).is_loopback
 
 
-def resolve(name: str, seconds: float = 4.0) -> tuple[str, ...]:
+_SECONDS_TO_RESOLVE = 4.0
+
+
+def resolve(name: str) -> tuple[str, ...]:
     """Return the addresses that a host name resolves to on this machine.
 
     The lookup runs in its own thread: an unresponsive name server would otherwise block the ranks
@@ -59,7 +62,6 @@ def resolve(name: str, seconds: float = 4.0) -> tuple[str, ...]:
 
     Args:
         name: a host name or an address.
-        seconds: how long to wait for an answer.
 
     Returns:
         The addresses in the resolver's order; empty if there are none or the lookup timed out.
@@ -75,7 +77,7 @@ def resolve(name: str, seconds: float = 4.0) -> tuple[str, ...]:
 
     lookup = threading.Thread(target=look_up, name="samestep-resolve", daemon=True)
     lookup.start()
-    lookup.join(seconds)
+    lookup.join(_SECONDS_TO_RESOLVE)
     return tuple(dict.fromkeys(found))
 
 

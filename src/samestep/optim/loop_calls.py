@@ -20,7 +20,7 @@ from samestep.errors import StepError
 _KIND = "_samestep_kind"
 
 
-def stepped_by_run(scheduler: LRScheduler, every: str) -> None:
+def refuse_own_steps(scheduler: LRScheduler, every: str) -> None:
     """Refuse calls of its `step` other than by `move`."""
 
     def refuse() -> None:
@@ -29,10 +29,10 @@ def stepped_by_run(scheduler: LRScheduler, every: str) -> None:
             f"{every}: remove the call, or give run.prepare the scheduler itself in place of a samestep.Schedule"
         )
 
-    stepped_by_loop(scheduler, refuse)
+    call_before_steps(scheduler, refuse)
 
 
-def stepped_by_loop(scheduler: LRScheduler, before_move: Callable[[], None]) -> None:
+def call_before_steps(scheduler: LRScheduler, before_move: Callable[[], None]) -> None:
     """Call a function before each call of its `step`."""
     kind: Any = type(scheduler)
 

@@ -36,7 +36,7 @@ class LaneReduction:
     """The user's model, wrapped where the level of sameness needs it."""
     gradients: GradientSum
     buffers: LaneBuffers
-    sharding: OwnedUpdate | None = None
+    owned_update: OwnedUpdate | None = None
     """Updates by owners, with `distributed.shard`."""
 
 
@@ -60,11 +60,11 @@ def build_reduction(
     """
     model: nn.Module = modules[0]
     gradients: GradientSum
-    sharding: OwnedUpdate | None = None
+    owned_update: OwnedUpdate | None = None
     if not isinstance(collectives, TorchCollectives):
         gradients = _single_process_sum(config, params, assignment[0], scaling)
     elif config.same == "bits":
-        gradients, sharding = _tree_sum(config, collectives, device, modules, params, assignment, scaling)
+        gradients, owned_update = _tree_sum(config, collectives, device, modules, params, assignment, scaling)
     else:
         wrapped = _wrapped(config, device, model)
         shared = config.same == "samples" and config.distributed.broadcast_buffers
@@ -76,7 +76,7 @@ def build_reduction(
     if config.same == "samples" and config.loss_weights:
         joined = modules[-1:]  # the sums of the named losses
     buffers = LaneBuffers(joined, assignment, collectives, warn, alike)
-    return LaneReduction(model, gradients, buffers, sharding)
+    return LaneReduction(model, gradients, buffers, owned_update)
 
 
 def _tree_sum(

@@ -76,8 +76,8 @@ class LoaderLoop:
             )
         gradients = prepared.reduction.gradients
         gradients.lends = False  # a loop may keep what is in .grad while it computes others
-        if prepared.reduction.sharding is not None:
-            prepared.reduction.sharding.share_gradients()
+        if prepared.reduction.owned_update is not None:
+            prepared.reduction.owned_update.share_gradients()
         graphed = isinstance(prepared.runner, GraphedSteps)
         # Each backward pass of a body may reach other weights. On a GPU to find out costs a wait in each.
         if len(prepared.optimizers) > 1 or (setup.context.device.type == "cpu" and not graphed):

@@ -9,7 +9,7 @@ from typing import Any
 from torch.optim.lr_scheduler import LRScheduler
 
 from samestep.errors import StepError
-from samestep.optim.loop_calls import move, stepped_by_loop, stepped_by_run
+from samestep.optim.loop_calls import call_before_steps, move, refuse_own_steps
 from samestep.optim.schedules import Schedule
 
 
@@ -46,11 +46,11 @@ class LoopSchedules:
     def take_over(self, before_move: Callable[[], None]) -> None:
         """Let only the run step its own from now on, and the loop the others."""
         for scheduler in self.per_step:
-            stepped_by_run(scheduler, "step")
+            refuse_own_steps(scheduler, "step")
         for scheduler in self.per_epoch:
-            stepped_by_run(scheduler, "epoch")
+            refuse_own_steps(scheduler, "epoch")
         for scheduler in self.own:
-            stepped_by_loop(scheduler, before_move)
+            call_before_steps(scheduler, before_move)
 
     @property
     def kept(self) -> dict[str, LRScheduler]:

@@ -200,7 +200,7 @@ class Run(RunMeasures):
         if is_bar_over_loader(dataset):
             yield from ((self._passes_of("run.enumerate").data.epoch_step, x) for x in dataset)
             return
-        self._prepared.calls.answer(self._step_by_loop, self._outside_lanes)
+        self._prepared.step_guard.answer(self._step_by_loop, self._outside_lanes)
         if self._loop is None:
             self._loop = LoaderLoop(self.setup, self._prepared, self._parts.saver)
         trained = True

@@ -193,7 +193,7 @@ class RunFiles(RunPlace):
             closing.callback(self.context.close)
             closing.callback(self._close_steps)
             if self._prepared is not None:
-                closing.callback(self._prepared.calls.close)
+                closing.callback(self._prepared.step_guard.close)
             if parts is not None:
                 closing.callback(parts.close, cause)
         if cause is not error and cause is not None:
@@ -227,13 +227,13 @@ class RunFiles(RunPlace):
     @property
     def owners(self) -> Owners | None:
         """Return which rank owns which parameter; None unless `distributed.shard` deals them out."""
-        sharding = None if self._prepared is None else self._prepared.reduction.sharding
+        sharding = None if self._prepared is None else self._prepared.reduction.owned_update
         return None if sharding is None else sharding.owners
 
     @property
     def _shard(self) -> str:
         """The summary of `distributed.shard` for the plan; empty without it."""
-        sharding = None if self._prepared is None else self._prepared.reduction.sharding
+        sharding = None if self._prepared is None else self._prepared.reduction.owned_update
         return "" if sharding is None else sharding.summary
 
     @property

@@ -66,7 +66,7 @@ class Prepared:
     guard: FiniteGuard
     clipping: Clipping
     scaling: Scaling
-    calls: StepGuard
+    step_guard: StepGuard
     runner: LaneRunner
     terms: LossTerms
     batchnorm: GlobalBatchNorm | None = None
@@ -120,7 +120,7 @@ def prepare(setup: RunSetup, objects: Sequence[Any], restore: Restore, is_resume
         context.log.main,
         [] if batchnorm is None else batchnorm.buffers,
     )
-    setup.gathered.weights = reduction.sharding.weights if reduction.sharding else None
+    setup.gathered.weights = reduction.owned_update.weights if reduction.owned_update else None
     return Prepared(
         modules=modules,
         optimizers=optimizers,
@@ -129,13 +129,13 @@ def prepare(setup: RunSetup, objects: Sequence[Any], restore: Restore, is_resume
         frozen=frozen,
         reduction=reduction,
         guard=FiniteGuard(context, modules, 2 * config.log_every + 1, scaling),
-        clipping=_clipping(config.clip, optimizers, context.device, reduction.sharding),
+        clipping=_clipping(config.clip, optimizers, context.device, reduction.owned_update),
         scaling=scaling,
-        calls=StepGuard(optimizers),
+        step_guard=StepGuard(optimizers),
         runner=_runner(setup, parts_of_run, params, optimizers, batchnorm),
         terms=terms,
         batchnorm=batchnorm,
-        owned_states=_owned_states(setup, reduction.sharding, optimizers),
+        owned_states=_owned_states(setup, reduction.owned_update, optimizers),
     )
 
 
@@ -237,7 +237,7 @@ def build_engine(
         watch: Looks into the steps.
     """
     draws = draws_between or _may_draw(prepared)
-    sharding = prepared.reduction.sharding
+    sharding = prepared.reduction.owned_update
     if sharding is not None and (reads_gradients or (watch and watch.reads_gradients)):
         sharding.share_gradients(is_trace=bool(watch and watch.reads_gradients))
     if sharding is not None and reads_weights:
@@ -267,7 +267,7 @@ def build_engine(
 
 
 def _update(setup: RunSetup, prepared: Prepared, draws: bool, after_update: Callable[[int], None]) -> Update:
-    sharding, ours = prepared.reduction.sharding, prepared.calls.ours
+    sharding, ours = prepared.reduction.owned_update, prepared.step_guard.ours
     return Update(
         prepared.optimizers,
         prepared.schedules,
@@ -297,7 +297,7 @@ def _may_draw(prepared: Prepared) -> bool:
             return True  # it calls a function of the user's
         if not type(item).__module__.startswith(("torch.optim.", "samestep.")):
             return True
-    return any(not prepared.calls.is_own(hook) for hooks in every for hook in hooks.values())
+    return any(not prepared.step_guard.is_own(hook) for hooks in every for hook in hooks.values())
 
 
 def _uses_graphs(setup: RunSetup, optimizers: Sequence[Optimizer], batchnorm: GlobalBatchNorm | None) -> bool:

@@ -89,7 +89,7 @@ class GraphedSteps(WholeLanes):
         self._refused: set[Any] = set()
         self._said: set[str] = set()
         self._changes = self._update_changes = 0
-        self._has_update: bool | None = None
+        self._may_capture_update: bool | None = None
         self._forget()
 
     def _forget(self) -> None:
@@ -117,7 +117,7 @@ class GraphedSteps(WholeLanes):
         return [passes.batches.on_device(batch) for batch in batches] if step.is_large else batches
 
     def _recorded(
-        self, passes: LanePasses, loss: LossFunction, captures_update: Callable[[StepEngine], bool]
+        self, passes: LanePasses, loss: LossFunction, may_capture_update: Callable[[StepEngine], bool]
     ) -> RecordedStep | None:
         """Return the captured step of these batches, if there is one by now."""
         batches = passes.batches.read_all()
@@ -128,7 +128,7 @@ class GraphedSteps(WholeLanes):
         if step is not None and not self._still_fits(step, shape):
             step = None
             self._drop(shape)
-        return step or self._record(shape, passes, loss, captures_update)
+        return step or self._record(shape, passes, loss, may_capture_update)
 
     def _shape(self, batches: Sequence[LaneBatch], loss: LossFunction) -> Any:
         """Return what one captured step is good for."""
@@ -154,13 +154,13 @@ class GraphedSteps(WholeLanes):
             self._pool = torch.cuda.graph_pool_handle()  # the last graph takes the old one along
 
     def _no_update(self, why: str) -> None:
-        self._has_update = False
+        self._may_capture_update = False
         self.say(f"the update runs without a graph: {why}")
 
     # -- capture ---------------------------------------------------------------------------
 
     def _record(
-        self, shape: Any, passes: LanePasses, loss: LossFunction, captures_update: Callable[[StepEngine], bool]
+        self, shape: Any, passes: LanePasses, loss: LossFunction, may_capture_update: Callable[[StepEngine], bool]
     ) -> RecordedStep | None:
         """Return the step of batches of this shape, if it is time for one and there can be one."""
         if shape in self._refused:
@@ -177,18 +177,18 @@ class GraphedSteps(WholeLanes):
             self._refused.add(shape)
             self.say(f"a step runs without a graph: batches have more than {_SHAPES} shapes")
         else:
-            self._try_to_capture(shape, passes, loss, captures_update)
+            self._try_to_capture(shape, passes, loss, may_capture_update)
         return self._steps.get(shape)
 
     def _try_to_capture(
-        self, shape: Any, passes: LanePasses, loss: LossFunction, captures_update: Callable[[StepEngine], bool]
+        self, shape: Any, passes: LanePasses, loss: LossFunction, may_capture_update: Callable[[StepEngine], bool]
     ) -> None:
         while True:
             spare = self._generator.clone_state()
             width = self._widest
             try:
                 with keep_buffers(self._modules):
-                    self._steps[shape] = self._captured(passes, loss, captures_update(passes.engine))
+                    self._steps[shape] = self._captured(passes, loss, may_capture_update(passes.engine))
                 return
             except (RuntimeError, GraphError) as error:
                 # A capture that failed leaves the generator unusable. Graphs hold on to its state:
@@ -257,18 +257,18 @@ class GraphedSteps(WholeLanes):
         lanes.forget()  # before the graph goes, so that its memory is free again
 
     def _captures_update(self, engine: StepEngine) -> bool:
-        if self._has_update is None:
+        if self._may_capture_update is None:
             why = why_no_update(engine.optimizers)
             if why is None and engine.update.waits:
                 why = "it waits for the device to learn whether a step counts"
-            if why is None and engine.reduction.sharding is not None:
+            if why is None and engine.reduction.owned_update is not None:
                 why = _OWNERS_STEP
             if why is None and not engine.reduction.gradients.finishes_on_device:
                 why = "no parameter is float32 or float64, to send the losses along with"
-            self._has_update = True
+            self._may_capture_update = True
             if why is not None:
                 self._no_update(why)
-        return self._has_update
+        return self._may_capture_update
 
     def _choose_width(self, lanes: int, lane_bytes: int, engine: StepEngine) -> int:
         """Return how many lanes run side by side."""

@@ -51,8 +51,8 @@ def _fits(sweep: SweepConfig, trial: TrialRecord) -> bool:
 
 def _described(sweep: SweepConfig, trial: TrialRecord) -> str:
     """Return a trial in a few lines, for the pointer."""
-    value = "" if trial.value is None else f" {trial.value:.6g}"
-    rows = [f"{sweep.objective.metric}{value} ({trial.state})"]
+    measured = [f"{metric} {value:.6g}" for metric, value in zip(sweep.metrics, trial.results, strict=False)]
+    rows = [f"{', '.join(measured) or sweep.objective.metric} ({trial.state})"]
     rows += [f"{key} = {_shown(value)}" for key, value in trial.values.items()]
     return "\n".join(rows)
 

@@ -169,7 +169,7 @@ def _options(sweep: SweepConfig, base: Config, ranks: int) -> tuple[str, ...]:
     if sweep.via in _BY_SLURM:
         nodes = _nodes(sweep, base, ranks)
         each = ("--nodes", str(nodes), "--nproc", str(ranks // nodes))
-        return (*each, "--hold-job") if sweep.via == "slurm" else each
+        return (*each, "--own-job") if sweep.via == "slurm" else each
     return ("--nproc", str(ranks))
 
 

@@ -91,7 +91,7 @@ def prefer_faster(loaded: LoadedSweep, margin: float) -> Choice:
     try:
         found = measure_latencies(runs, size)
     except TaskError as error:
-        raise TaskError(f"--prefer-faster-within cannot measure the models: {error}. Leave it out") from None
+        raise TaskError(f"--prefer-faster-within cannot measure the models: {error}. Leave out the option") from None
     fastest = min((found[trial.number].one for trial in near), key=lambda one: one.median)
     # What the spread cannot tell from the fastest is as fast: of those, the better one.
     costs = {n: 0.0 if f.one.low <= fastest.high else f.one.median for n, f in found.items()}

@@ -26,7 +26,7 @@ _PLACE = "storage.json"
 _OWNER = "samestep_sweep"
 VALUES, CURVES, FOLDS, PRUNED, REASON = "values", "curves", "folds", "pruned", "reason"
 """What we keep of a trial besides Optuna's: the values themselves, its evaluations by fold, the folds'
-values, where it was pruned, and why it failed."""
+values, why it was pruned, and why it failed."""
 _STATES = {"COMPLETE": "complete", "PRUNED": "pruned", "FAIL": "failed", "RUNNING": "running"}
 
 

@@ -41,7 +41,7 @@ def test_processes_of_this_machine_are_as_they_were(tmp_path: Path) -> None:
 
 def test_jobs_and_steps_have_nodes_and_ranks_on_each(tmp_path: Path) -> None:
     by_key = {"via": "slurm", "ranks_per_trial": 4, "nodes_per_trial": 2}
-    assert launches(tmp_path, **by_key) == ["launch * --via slurm --nodes 2 --nproc 2 --hold-job"]
+    assert launches(tmp_path, **by_key) == ["launch * --via slurm --nodes 2 --nproc 2 --own-job"]
     gpus = "launch: {slurm: {gpus_per_node: 4}}\n"
     assert launches(tmp_path, gpus, via="srun") == ["launch * --via srun --nodes 1 --nproc 4"]
     eight = launches(tmp_path, gpus, via="srun", ranks_per_trial=8)

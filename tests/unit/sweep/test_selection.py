@@ -80,7 +80,7 @@ def test_less_can_be_better(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_what_cannot_be_measured_is_an_error(tmp_path: Path) -> None:
-    with pytest.raises(TaskError, match=r"cannot measure the models: trial 1: .*checkpoint.* Leave it out"):
+    with pytest.raises(TaskError, match=r"cannot measure the models: trial 1: .*checkpoint.* Leave out the option"):
         prefer_faster(study_of(tmp_path, VALUES), 0.015)
 
 

@@ -79,6 +79,8 @@ def _matches(named: str, there: Sequence[str], exact: bool) -> bool:
     if not exact and named.startswith("^"):
         return True
     wanted = [part.strip() for part in named.removeprefix("=").split(",")]
-    if exact or named.startswith("="):
+    if exact:
         return all(part in there for part in wanted)
+    if named.startswith("="):
+        return any(part in there for part in wanted)
     return any(name.startswith(part) for part in wanted for name in there)

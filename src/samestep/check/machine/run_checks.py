@@ -63,7 +63,7 @@ def run_checks(
         context = create_run_context(section, machine.hardware, launch, same=_same(config))
     except (InitError, LaunchError) as error:
         address = place.master_addr.value
-        wrong = [] if address is None else check_master(address, report.load)
+        wrong = [] if address is None or place.one_machine else check_master(address, report.load)
         return _alone(report, launch, [*wrong, _not_opened(error)], show)
     try:
         with context:  # which explains why an exchange broke
@@ -213,14 +213,16 @@ def _contradictions(error: LaunchError) -> list[Finding]:
     ]
 
 
-def _not_opened(error: Exception) -> Finding:
-    return failure(
-        "process group",
-        str(error),
-        "no rank can continue without the others",
-        "look at the findings of every rank; most often a rank was not started, MASTER_ADDR "
-        "leads elsewhere, a firewall is between the machines, or GLOO_SOCKET_IFNAME is missing",
-    )
+def _not_opened(error: InitError | LaunchError) -> Finding:
+    cause = error.__cause__ if isinstance(error.__cause__, InitError) else error
+    advice = "start the ranks as it says"
+    if isinstance(error, InitError):
+        advice = (
+            "look at the findings of every rank: a port that is taken is another run's, often one that did not end "
+            "(ss -ltnp shows it; MASTER_PORT sets another); a rank that does not answer was not started, is led "
+            "elsewhere by MASTER_ADDR, or is behind a firewall"
+        )
+    return failure("process group", str(cause), "no rank can continue without the others", advice)
 
 
 def _lost(error: SamestepError) -> Finding:

@@ -53,7 +53,7 @@ class Imported:
 
 @dataclass(frozen=True)
 class ForkedInfo:
-    """A process that was forked with everything imported."""
+    """What a process that was forked knows of its start."""
 
     request: ForkRequest
     imported: Imported
@@ -81,7 +81,7 @@ def exec_cold(request: ForkRequest) -> NoReturn:
     os.execve(sys.executable, argv, dict(request.environment))
 
 
-def exec_request(request: ForkRequest, files: Sequence[int], imported: Imported) -> None:
+def become_request(request: ForkRequest, files: Sequence[int], imported: Imported) -> None:
     """Be what a process started for the request would be, when it has imported torch."""
     os.setsid()
     take_files(dict(zip(request.numbers, files, strict=True)))

@@ -22,7 +22,7 @@ from typing import NoReturn
 from samestep.environment.variables import process_environment
 from samestep.errors import TextError
 from samestep.launch.forkserver.client import ForkClient
-from samestep.launch.forkserver.forked import FORKED, ForkedInfo, Imported, exec_request, run_and_leave
+from samestep.launch.forkserver.forked import FORKED, ForkedInfo, Imported, become_request, run_and_leave
 from samestep.launch.forkserver.requests import ForkRequest, receive, send, set_process_title
 from samestep.parsing.python_text import parse_python
 
@@ -111,7 +111,7 @@ def _fork_for_parent(request: ForkRequest, files: Sequence[int], imported: Impor
             os._exit(0)
         os.close(adopted)
         os.read(waits, 1)  # until it has its parent, and nobody else holds the other end
-        exec_request(request, files, imported)
+        become_request(request, files, imported)
         return 0
     os.waitpid(between, 0)
     child = int(os.read(numbers, 32))

@@ -13,7 +13,7 @@ import torch
 from samestep.bench import short_runs
 from samestep.bench.tuning import timing
 from samestep.bench.tuning.timed import Timed
-from samestep.bench.tuning.variants import lane_variants
+from samestep.bench.tuning.variants import Variant, lane_variants
 from samestep.config import Config, load_config
 from samestep.config.measuring_run import endless_run
 from samestep.distributed.context import SingleProcessContext
@@ -54,6 +54,16 @@ def test_a_turn_is_the_users_run_without_saves_evaluations_or_an_end(tmp_path: P
     assert (own.checkpoint.enabled, own.trackers.tensorboard) == (False, False)
     assert (own.schedule, own.swa, own.early_stopping, own.epochs) == (None, None, None, None)
     assert (own.ema, own.clip, own.loader) == (given.ema, given.clip, given.loader)
+
+
+def test_a_batch_that_the_data_does_not_fill_is_a_row_that_failed(
+    tmp_path: Path, context: SingleProcessContext
+) -> None:
+    tried = [Variant("as configured"), Variant("global batch 4096", ("global_batch=4096",))]
+    found = timing.time_variants(config(tmp_path), context, tried, 1, 2)
+    own, larger = map(Timed.read, found.rows)
+    assert own.seconds
+    assert "a step takes global_batch 4096" in larger.failed
 
 
 def test_every_choice_is_timed_in_every_round_and_nothing_is_left(
