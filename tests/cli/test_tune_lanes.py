@@ -115,7 +115,7 @@ def test_what_only_a_rank_can_find_has_the_same_code(
 def test_a_signal_stops_it_and_nothing_is_left(starter: Path, tmp_path: Path) -> None:
     before, temporary = left(tmp_path), tmp_path / "temporary"
     with started("tune", "lanes", starter, "--steps", "100000", cwd=tmp_path) as process:
-        wait_for(lambda: bool(list(temporary.glob("samestep-tune-*/1/metrics.jsonl"))))
+        wait_for(lambda: bool(list(temporary.glob("samestep-bench-*/1/metrics.jsonl"))))
         process.send_signal(signal.SIGTERM)
         assert process.wait(120) == 75
         assert process.stdout is not None
