@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
 from samestep.bench.document import Document, machine_facts
-from samestep.bench.short_runs import backend_of, training_facts, trials
+from samestep.bench.short_runs import training_facts, trials
 from samestep.bench.statistics import spread_of
 from samestep.checkpoint.listing import newest_valid
 from samestep.checkpoint.resume import ResumePoint
@@ -73,17 +73,14 @@ _MOST_STEPS = 50
 
 
 def measure_checkpoint(config: Config, context: RunContext, folder: Path, rounds: int) -> Document:
-    """Time saving and restoring a task's training in interleaved rounds; every rank calls this and gets the same.
-
-    The folder exists; each number of ranks leaves one of its own in it.
-    """
+    """Time saving and restoring a task's training in interleaved rounds, in a folder that exists."""
     # A captured step writes to the tensors that it was captured with, and a restore brings others.
     eager = config.speed.model_copy(update={"graph": False})
     with trials(config, context) as opened, opened.run(speed=eager) as run, opened.steps(run) as steps:
         next(steps)  # optimizers keep nothing before it
-        contest = SaveContest(run, steps, folder / f"world-{context.world}")
+        contest = SaveContest(run, steps, folder)
         turns = contest.turns()
-        with CountedProgress("turn", rounds * len(turns), context.log, context.is_main) as progress:
+        with CountedProgress("turn", rounds * len(turns), context.log, True) as progress:
             for number in range(rounds + 1):
                 for name, turn in turns.items():
                     progress.begin(name)
@@ -91,13 +88,12 @@ def measure_checkpoint(config: Config, context: RunContext, folder: Path, rounds
                     if number:
                         progress.add()
         rows = contest.rows()
-        context.barrier()
     facts = machine_facts(str(context.device), context.hosts) | training_facts(config)
     return Document("checkpoint", facts, rows)
 
 
-Taken = dict[tuple[str, int], float]
-"""Seconds by what was done, and the number of ranks that had saved what was restored."""
+Taken = dict[str, float]
+"""Seconds by what was done."""
 
 
 class SaveContest:
@@ -107,14 +103,12 @@ class SaveContest:
         self._context, self._steps, self._folder = run.context, steps, folder
         self._device, self._state = run.device, run.state
         self._config = run.config
-        if self._context.is_main:
-            for how in _WAYS:
-                (folder / how).mkdir(parents=True)
-        self._context.barrier()
+        for how in _WAYS:
+            (folder / how).mkdir()
         self._savers = {how: self._saver(folder / how, how == "behind") for how in _WAYS}
         self._saves, self._count = 0, 0
-        self._seconds: dict[tuple[str, int], list[float]] = {}
-        self._bytes: dict[tuple[str, int], int] = {}
+        self._seconds: dict[str, list[float]] = {}
+        self._bytes: dict[str, int] = {}
 
     def _saver(self, folder: Path, asynchronous: bool, point: ResumePoint | None = None) -> Saver:
         rules = CheckpointConfig(asynchronous=asynchronous, keep_last=1)
@@ -126,46 +120,42 @@ class SaveContest:
 
     def turns(self) -> dict[str, Callable[[], Taken]]:
         """Return what is done in a round, by name."""
-        found: dict[str, Callable[[], Taken]] = {
+        return {
             CONTROL: self._torch_save,
             "save": self._save_behind,
             "save and wait": self._save_and_wait,
             "steps": self._steps_beside,
+            "restore": self._restore,
         }
-        for other in sorted(self._folder.parent.glob("world-*")):
-            found[f"restore of {other.name}"] = lambda other=other: self._restore(other)  # type: ignore[misc]
-        return found
 
     def take(self, turn: Callable[[], Taken], counts: bool) -> None:
-        """One more turn, from the same moment on all ranks; the slowest one counts."""
-        self._context.barrier()
+        """Take one more turn, when the device has finished the one before."""
         synchronize(self._device)
-        ranks = self._context.gather(turn())
-        for key in ranks[0] if counts else ():
-            self._seconds.setdefault(key, []).append(max(rank[key] for rank in ranks))
+        taken = turn()
+        for key, seconds in taken.items() if counts else ():
+            self._seconds.setdefault(key, []).append(seconds)
 
     def _torch_save(self) -> Taken:
-        """No checksums and no fsync: the least that a person would write, on rank 0."""
+        """No checksums and no fsync: the least that a person would write."""
         began, state = time.perf_counter(), self._state
         path = self._folder / "plain.pt"
-        if self._context.is_main:
-            modules = [module.state_dict() for module in state.modules]
-            optimizers = [optimizer.state_dict() for optimizer in state.optimizers]
-            torch.save({"modules": modules, "optimizers": optimizers}, path)
-            self._bytes[CONTROL, 0] = path.stat().st_size
-        return {(CONTROL, 0): time.perf_counter() - began}
+        modules = [module.state_dict() for module in state.modules]
+        optimizers = [optimizer.state_dict() for optimizer in state.optimizers]
+        torch.save({"modules": modules, "optimizers": optimizers}, path)
+        self._bytes[CONTROL] = path.stat().st_size
+        return {CONTROL: time.perf_counter() - began}
 
     def _save_behind(self) -> Taken:
         began = time.perf_counter()
         self._save("behind")
         paused = time.perf_counter() - began
         self._savers["behind"].wait()
-        return {("pause", 0): paused, ("save", 0): time.perf_counter() - began}
+        return {"pause": paused, "save": time.perf_counter() - began}
 
     def _save_and_wait(self) -> Taken:
         began = time.perf_counter()
         self._save("waiting")
-        return {("pause, asynchronous: false", 0): time.perf_counter() - began}
+        return {"pause, asynchronous: false": time.perf_counter() - began}
 
     def _save(self, how: str) -> None:
         self._saves += 1
@@ -174,13 +164,12 @@ class SaveContest:
     def _steps_beside(self) -> Taken:
         """Return a step with nothing else to do, and while a save is written."""
         if not self._count:
-            each = max(self._context.gather(self._time_steps(3)))
-            self._count = min(_MOST_STEPS, max(3, round(_SECONDS_OF_STEPS / each)))
+            self._count = min(_MOST_STEPS, max(3, round(_SECONDS_OF_STEPS / self._time_steps(3))))
         alone = self._time_steps(self._count)
         self._save("behind")
         beside = self._time_steps(self._count)
         self._savers["behind"].wait()
-        return {("step", 0): alone, ("step beside a save", 0): beside}
+        return {"step": alone, "step beside a save": beside}
 
     def _time_steps(self, count: int) -> float:
         began = time.perf_counter()
@@ -189,36 +178,29 @@ class SaveContest:
         synchronize(self._device)
         return (time.perf_counter() - began) / count
 
-    def _restore(self, saved: Path) -> Taken:
+    def _restore(self) -> Taken:
         """As a resumed run does: find the newest, check it, read it, and load it."""
         began = time.perf_counter()
-        checkpoints = saved / "behind" / "checkpoints"
-        found = newest_valid(checkpoints, lambda line: None)
+        folder = self._folder / "behind"
+        found = newest_valid(folder / "checkpoints", lambda line: None)
         if found is None or found.manifest is None:
-            raise CheckpointError(f"{checkpoints} has no checkpoint that can be restored")
-        self._saver(saved / "behind", True, ResumePoint(found.folder, found.manifest))
+            raise CheckpointError(f"{folder} has no checkpoint that can be restored")
+        self._saver(folder, True, ResumePoint(found.folder, found.manifest))
         synchronize(self._device)
-        world = int(saved.name.rpartition("-")[2])
-        key = "restore", world
-        self._bytes[key] = _bytes_in(found.folder)
-        return {key: time.perf_counter() - began}
+        self._bytes["restore"] = _bytes_in(found.folder)
+        return {"restore": time.perf_counter() - began}
 
     def rows(self) -> list[dict[str, Any]]:
-        """Return what each took; on every rank the same."""
-        context = self._context
-        sizes = context.broadcast(self._bytes)
-        written = sizes["restore", context.world]
+        """Return what each took."""
+        written = self._bytes["restore"]
         return [
             {
                 "action": action,
-                "world": context.world,
-                "backend": backend_of(context),
-                "bytes": sizes.get((action, saved_by), 0 if action.startswith("step") else written),
+                "bytes": self._bytes.get(action, 0 if action.startswith("step") else written),
                 "seconds": seconds,
                 **asdict(spread_of(seconds)),
-                **({"saved_by": saved_by} if saved_by else {}),
             }
-            for (action, saved_by), seconds in self._seconds.items()
+            for action, seconds in self._seconds.items()
         ]
 
 

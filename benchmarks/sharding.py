@@ -13,7 +13,6 @@ from __future__ import annotations
 import argparse
 import gc
 import os
-import socket
 import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -22,7 +21,7 @@ import torch
 import torch.distributed as dist
 import torch.multiprocessing as processes
 import torch.nn.functional as F
-from measuring import median_step
+from measuring import free_port, median_step
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
@@ -160,12 +159,6 @@ def rank_of(rank: int, options: argparse.Namespace, ports: list[int], folder: st
             memory = (f"{name} {row[name][1]:.0f}" for name in row)
             shown = f"; MB at most: {', '.join(memory)}" if device.type == "cuda" else ""
             print(f"{first} {1e3 * row[first][0]:.1f} ms; ratios: {', '.join(ratios)}{shown}", flush=True)
-
-
-def free_port() -> int:
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        return int(found.getsockname()[1])
 
 
 def main() -> None:

@@ -18,7 +18,6 @@ class Training:
         self.world, self.first, self.digest = first["world"], first["first"], first["digest"]
         self.scales: list[float] = first["scales"]
         self.skipped: list[int] = first["skipped"]
-        self.seconds: float = first["seconds"]
         steps = zip(*(rank["losses"] for rank in self.ranks), strict=True)
         self.losses = [[loss for lanes in step for loss in lanes] for step in steps]
         """Of each step, those of all lanes."""

@@ -32,6 +32,7 @@ from tests.chaos.disk import SmallDisk
 from tests.chaos.family import adopting_orphans, nothing_left
 from tests.chaos.faults import KINDS, SECONDS_TO_END, STEPS, Scene, remove
 from tests.cli.processes import command, popen
+from tests.distributed.running import rows_of
 
 _FAULTS_PER_RUN = 12
 _SECONDS_TO_VANISH = 20.0
@@ -180,8 +181,7 @@ class Chaos:
 
 
 def losses(run: Path) -> list[float]:
-    rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    return [row["loss"] for row in rows if "loss" in row]
+    return [row["loss"] for row in rows_of(run) if "loss" in row]
 
 
 def _show(found: dict[str, Any], console: Console) -> None:

@@ -17,11 +17,10 @@ from typing import IO, Any
 
 import yaml
 
-from samestep.config import load_config
 from tests.chaos.disk import SmallDisk
 from tests.chaos.family import members
 from tests.cli.processes import command, popen
-from tests.distributed.running import settings
+from tests.distributed.running import settings, train_rank
 from tests.ranks import RankProcesses
 
 STEPS = 60
@@ -93,13 +92,7 @@ def train_in_chaos(config: dict[str, Any], record: str, output: str, dies_at_cal
             os.dup2(file.fileno(), stream)
     if dies_at_call is not None and int(os.environ.get("RANK", "0")) == 0:
         _die_inside_saves(dies_at_call)
-    from samestep.distributed.context import create_run_context
-    from samestep.distributed.hardware import detect_hardware
-    from samestep.train.train_once import train_once
-
-    loaded = load_config(config)
-    with create_run_context(loaded, detect_hardware()) as context:
-        train_once(loaded, context, Path(record))
+    train_rank(config, record)
 
 
 def _die_inside_saves(at: int) -> None:

@@ -18,6 +18,7 @@ from typer.testing import CliRunner
 from samestep import __version__ as version
 from samestep.cli import app
 from tests.cli.processes import TASKS, command, environment, on_a_terminal, popen, samestep, torchrun
+from tests.distributed.running import rows_of
 
 
 @pytest.fixture
@@ -160,8 +161,7 @@ def test_train_is_a_rank_under_torchrun_and_the_legacy_launcher(config: Path, tm
         done = torchrun("train", config, f"name={name}", cwd=tmp_path, launcher=launcher, cold=cold)
         assert done.returncode == 0, done.stderr
         assert "[Rank 1]" in done.stderr
-        lines = (tmp_path / "runs" / name / "metrics.jsonl").read_text().splitlines()
-        losses.append([json.loads(line).get("loss") for line in lines])
+        losses.append([row.get("loss") for row in rows_of(tmp_path / "runs" / name)])
     assert losses[0] == losses[1]
 
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from pathlib import Path
 
 import pytest
 
 from tests.cli.processes import run, samestep
+from tests.distributed.running import rows_of
 from tests.variations import variations
 
 COLD = "what happens when an interpreter ends"
@@ -45,8 +45,7 @@ def script(tmp_path: Path) -> Path:
 
 
 def steps_logged(folder: Path) -> list[int]:
-    rows = map(json.loads, (folder / "run" / "metrics.jsonl").read_text().splitlines())
-    return [row["step"] for row in rows if "loss" in row]
+    return [row["step"] for row in rows_of(folder / "run") if "loss" in row]
 
 
 @pytest.mark.parametrize("by", variations(["python", "launch"], kept=["python"]))

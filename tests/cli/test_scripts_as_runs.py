@@ -9,6 +9,7 @@ import pytest
 
 from samestep.train.record import RunRecord, read_state
 from tests.cli.processes import ROOT, samestep
+from tests.distributed.running import rows_of
 
 LOOP = ROOT / "tests" / "distributed" / "own_loop.py"
 PLAIN = ROOT / "examples" / "plain_loop.py"
@@ -16,8 +17,7 @@ PLAIN = ROOT / "examples" / "plain_loop.py"
 
 
 def losses(run: Path) -> list[float]:
-    rows = map(json.loads, (run / "metrics.jsonl").read_text().splitlines())
-    return [row["loss"] for row in rows if "loss" in row]
+    return [row["loss"] for row in rows_of(run) if "loss" in row]
 
 
 def test_launch_starts_a_script_as_ranks_and_overrides_its_config(tmp_path: Path) -> None:

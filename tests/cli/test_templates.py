@@ -12,6 +12,7 @@ from samestep.cli import app
 from samestep.cli.starter.templates import TEMPLATES
 from samestep.config import load_config
 from tests.cli.processes import samestep
+from tests.distributed.running import rows_of
 
 
 @pytest.fixture(autouse=True)
@@ -91,7 +92,6 @@ def test_they_train_the_same_run_here(tmp_path: Path) -> None:
         overrides = ["steps=4", "epochs=null", "distributed.threads_per_rank=1"]
         done = samestep(start[0], f"{name}/config.yaml", *start[1:], *overrides, cwd=tmp_path)
         assert done.returncode == 0, done.stderr
-        lines = (tmp_path / "runs" / name / "metrics.jsonl").read_text().splitlines()
-        losses.append([json.loads(line).get("loss") for line in lines])
+        losses.append([row.get("loss") for row in rows_of(tmp_path / "runs" / name)])
     assert losses[0]
     assert all(found == losses[0] for found in losses)

@@ -8,8 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from samestep.config import load_config
-from tests.distributed.running import Recorded, settings
+from tests.distributed.running import Recorded, settings, train_rank
 from tests.ranks import answers_of_ranks
 
 
@@ -28,10 +27,7 @@ HOW: dict[str, Callable[[], None]] = {
 
 def train_and_end(config: dict[str, Any], record: str, at: int, rank: int, how: str) -> int:
     """Train; on one rank, something happens in the middle of one step. Returns the steps."""
-    from samestep.distributed.context import create_run_context
-    from samestep.distributed.hardware import detect_hardware
     from samestep.step.lane_passes import LanePasses
-    from samestep.train.train_once import train_once
 
     if int(os.environ.get("RANK", "0")) == rank and how:
         end_forward, close = LanePasses.end_forward, LanePasses.close
@@ -51,9 +47,7 @@ def train_and_end(config: dict[str, Any], record: str, at: int, rank: int, how: 
 
         LanePasses.end_forward = end_in_lane  # type: ignore[method-assign]
         LanePasses.close = end_in_replay  # type: ignore[method-assign]
-    loaded = load_config(config)
-    with create_run_context(loaded, detect_hardware()) as context:
-        return train_once(loaded, context, Path(record)).steps
+    return train_rank(config, record)
 
 
 def go_on(

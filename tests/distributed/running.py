@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
+
+from torch import nn
 
 from samestep.config import load_config
 from samestep.train.record import RunRecord, read_state
@@ -30,14 +34,28 @@ def settings(task: str, folder: Path, **values: Any) -> dict[str, Any]:
     }
 
 
-def _train(config: dict[str, Any], record: str) -> None:
+def train_rank(config: Any, record: str | None = None, overrides: Sequence[str] = ()) -> int:
+    """Train as a rank, or alone. Return the number of steps."""
     from samestep.distributed.context import create_run_context
     from samestep.distributed.hardware import detect_hardware
     from samestep.train.train_once import train_once
 
-    loaded = load_config(config)
+    loaded = load_config(config, overrides)
     with create_run_context(loaded, detect_hardware()) as context:
-        train_once(loaded, context, Path(record))
+        return train_once(loaded, context, None if record is None else Path(record)).steps
+
+
+def digest(model: nn.Module) -> str:
+    """Return a hash of a model's parameters and buffers."""
+    state = hashlib.blake2b(digest_size=8)
+    for tensor in model.state_dict().values():
+        state.update(tensor.cpu().numpy().tobytes())
+    return state.hexdigest()
+
+
+def rows_of(run: Path) -> list[dict[str, Any]]:
+    """Return what a run has logged."""
+    return [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
 
 
 class Recorded:
@@ -54,7 +72,7 @@ def train(folder: Path, world: int, task: str = "Everything", **values: Any) -> 
     while folder.exists():
         folder = folder.with_name(folder.name + "x")
     config = settings(task, folder, **values)
-    run_ranks(_train, world, config, str(folder / "record"))
+    run_ranks(train_rank, world, config, str(folder / "record"))
     return Recorded(folder)
 
 

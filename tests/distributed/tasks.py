@@ -289,11 +289,11 @@ class Sometimes(Everything):
 class Stream:
     """Shards itself by lane; the lanes' streams have different lengths and draw noise."""
 
-    def __init__(self, noise: float) -> None:
-        self.noise = noise
+    def __init__(self, noise: float, draw: Any = points) -> None:
+        self.noise, self.draw = noise, draw
 
     def lane_stream(self, lane: int, lanes: int, seed: int, epoch: int) -> Iterator[Any]:
-        x, y = points(SAMPLES + 7 * epoch)
+        x, y = self.draw(SAMPLES + 7 * epoch)
         for index in range(lane, len(x), lanes):
             if index % 11 != lane % 3:
                 yield x[index] + self.noise * torch.randn(()), y[index]

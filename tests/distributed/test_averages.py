@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,7 @@ from samestep.checkpoint.listing import list_checkpoints
 from samestep.checkpoint.manifest import verify_checkpoint
 from samestep.models.trained_model import load_trained
 from tests.distributed.interrupting import finish, go_on
-from tests.distributed.running import EACH_EPOCH, assert_same, settings, train
+from tests.distributed.running import EACH_EPOCH, assert_same, rows_of, settings, train
 from tests.ranks import run_ranks
 from tests.variations import variations
 
@@ -27,10 +26,6 @@ RANK0: dict[str, Any] = {**BOTH, "ema": {**EMA, "policy": "rank0"}}
 
 def newest(folder: Path) -> Path:
     return list_checkpoints(folder / "checkpoints", checksums=False)[-1].folder
-
-
-def rows(folder: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
 
 
 @pytest.mark.requirement("000-P2-10", "000-P1-8")
@@ -63,19 +58,19 @@ def test_they_go_on_at_another_size(values: dict[str, Any], tmp_path: Path) -> N
     ended = finish(folder, 2, **values)
     assert ended.record.start == 4
     assert ended.record.state_hash == untouched.record.state_hash
-    assert [row["lr"] for row in rows(folder) if "lr" in row] == [
-        row["lr"] for row in rows(untouched.folder) if "lr" in row
+    assert [row["lr"] for row in rows_of(folder) if "lr" in row] == [
+        row["lr"] for row in rows_of(untouched.folder) if "lr" in row
     ]
 
 
 def test_what_a_run_says_of_its_averages_is_so(tmp_path: Path) -> None:
     run = train(tmp_path, 1, best={"metric": "ema_val_loss"}, evaluation=EACH_EPOCH, **BOTH)
-    evaluated = [row for row in rows(run.folder) if "val_loss" in row]
+    evaluated = [row for row in rows_of(run.folder) if "val_loss" in row]
     assert len(evaluated) == 3
     assert all(row["ema_val_loss"] != row["val_loss"] for row in evaluated)
-    (ended,) = [row for row in rows(run.folder) if "swa_val_loss" in row]
+    (ended,) = [row for row in rows_of(run.folder) if "swa_val_loss" in row]
     # From step 3 of 9 on: the schedule's rate, two steps down to the phase's, and there it stays.
-    rates = [row["lr"] for row in rows(run.folder) if "lr" in row]
+    rates = [row["lr"] for row in rows_of(run.folder) if "lr" in row]
     assert rates[4] == pytest.approx((rates[3] + 1e-3) / 2)
     assert rates[5:] == [1e-3] * 4
     manifest = verify_checkpoint(newest(run.folder))

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from tests.distributed.interrupting import go_on
-from tests.distributed.running import EACH_EPOCH, Recorded, train
+from tests.distributed.running import EACH_EPOCH, Recorded, rows_of, train
 from tests.variations import variations
 
 TASK = """
@@ -76,7 +76,7 @@ def check_norms(run: Recorded) -> None:
     whole = {row["step"]: row["grad_norm"] for row in rows_with(run, "loss")}
     found = [
         {name: value for name, value in row.items() if name.startswith("grad_norm/")} | {"": row["step"]}
-        for row in map(json.loads, (run.folder / "metrics.jsonl").read_text().splitlines())
+        for row in rows_of(run.folder)
         if any(name.startswith("grad_norm/") for name in row)
     ]
     assert [row[""] for row in found] == [1, 2, 3, 5, 5]

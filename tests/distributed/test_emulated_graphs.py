@@ -7,8 +7,7 @@ from typing import Any
 
 import pytest
 
-from samestep.config import load_config
-from tests.distributed.running import Recorded, assert_same, settings, train
+from tests.distributed.running import Recorded, assert_same, settings, train, train_rank
 from tests.ranks import run_ranks
 from tests.variations import variations
 
@@ -27,14 +26,10 @@ CASES: dict[str, dict[str, Any]] = {
 
 
 def _train(config: dict[str, Any], record: str, why_no_update: str | None) -> None:
-    from samestep.distributed.context import create_run_context
-    from samestep.distributed.hardware import detect_hardware
-    from samestep.train.train_once import train_once
     from tests.emulated_graphs import emulated_graphs
 
-    loaded = load_config(config)
-    with emulated_graphs(why_no_update), create_run_context(loaded, detect_hardware()) as context:
-        train_once(loaded, context, Path(record))
+    with emulated_graphs(why_no_update):
+        train_rank(config, record)
 
 
 def replayed(folder: Path, world: int, why_no_update: str | None = None, **values: Any) -> Recorded:

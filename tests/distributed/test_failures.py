@@ -12,27 +12,16 @@ import pytest
 from samestep.checkpoint.manifest import verify_checkpoint
 from samestep.errors import NonFiniteLoss
 from tests.distributed.interrupting import finish, go_on
-from tests.distributed.running import assert_same, settings, train
+from tests.distributed.running import assert_same, settings, train, train_rank
 from tests.ranks import answers_of_ranks, run_ranks
 
 QUICK = {"distributed": {"timeout": 6, "threads_per_rank": 1}}
 
 
-def _train(config: dict[str, Any]) -> None:
-    from samestep.config import load_config
-    from samestep.distributed.context import create_run_context
-    from samestep.distributed.hardware import detect_hardware
-    from samestep.train.train_once import train_once
-
-    loaded = load_config(config)
-    with create_run_context(loaded, detect_hardware()) as context:
-        train_once(loaded, context)
-
-
 def everything_said(folder: Path, task: str, world: int, **values: Any) -> str:
     """What the ranks of a failing run said, in what they raised and in their logs."""
     config = settings(task, folder, **values)
-    answers = answers_of_ranks(_train, world, config)
+    answers = answers_of_ranks(train_rank, world, config)
     assert not any(ok for ok, _ in answers)
     logs = [path.read_text() for path in sorted((folder / "logs").glob("rank-*.log"))]
     return "\n".join([*(str(text) for _, text in answers), *logs])
@@ -131,7 +120,7 @@ def _signalled_one_after_another(config: dict[str, Any]) -> None:
             os.kill(os.getpid(), signal.SIGUSR2)
 
     LanePasses.update = update  # type: ignore[method-assign]
-    _train(config)
+    train_rank(config)
 
 
 def test_minutes_are_counted_on_rank_0_and_saved_together(tmp_path: Path) -> None:
@@ -156,7 +145,7 @@ def _with_little_disk(config: dict[str, Any]) -> None:
         return whole(self, path)
 
     Files.open_new = open_new  # type: ignore[method-assign]
-    _train(config)
+    train_rank(config)
 
 
 def test_a_disk_that_is_full_ends_the_run_and_loses_nothing(tmp_path: Path) -> None:
@@ -184,8 +173,8 @@ def _fails_then_trains(folder: str) -> None:
     dist.init_process_group("gloo")
     bad = settings("BadLoss", Path(folder) / "first", params={"step": 1})
     with pytest.raises(NonFiniteLoss):
-        _train(bad)
-    _train(settings("Slow", Path(folder) / "second", epochs=2, params={"seconds": 0.2}))
+        train_rank(bad)
+    train_rank(settings("Slow", Path(folder) / "second", epochs=2, params={"seconds": 0.2}))
     dist.destroy_process_group()
 
 

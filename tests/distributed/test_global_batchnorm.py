@@ -15,7 +15,7 @@ from samestep.errors import StepError
 from tests.distributed.batchnorm_tasks import BATCH, Contrast, Images, made_data, made_model
 from tests.distributed.interrupting import finish, go_on
 from tests.distributed.running import Recorded, assert_same, settings, train
-from tests.distributed.test_loader_loops import _train as train_body
+from tests.distributed.test_loader_loops import train_body
 from tests.ranks import run_ranks
 from tests.variations import variations
 

@@ -11,7 +11,7 @@ import torch
 
 import samestep
 from tests.distributed.idioms import IDENTICAL
-from tests.distributed.running import _train, assert_same, settings, train
+from tests.distributed.running import assert_same, settings, train, train_rank
 from tests.ranks import answers_of_ranks, run_ranks
 from tests.variations import variations
 
@@ -35,7 +35,7 @@ def test_one_two_and_four_ranks_are_one_run(name: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("world", [1, 2])
 def test_a_teacher_that_follows_in_forward_is_refused_by_name(world: int, tmp_path: Path) -> None:
     config = settings(folder=tmp_path / "run", **of("TeacherInForward"))
-    answers = answers_of_ranks(_train, world, config, str(tmp_path / "record"))
+    answers = answers_of_ranks(train_rank, world, config, str(tmp_path / "record"))
     assert not any(ok for ok, _ in answers)
     assert any("changed the parameters slow.weight, slow.bias" in text for _, text in answers)
 
@@ -53,7 +53,7 @@ def test_what_one_rank_refuses_all_sizes_refuse(
 ) -> None:
     """On eight ranks every rank has one lane, and sees nothing odd by itself."""
     config = settings(folder=tmp_path / "run", **of(name, **values))
-    answers = answers_of_ranks(_train, world, config, str(tmp_path / "record"))
+    answers = answers_of_ranks(train_rank, world, config, str(tmp_path / "record"))
     assert not any(ok for ok, _ in answers)
     assert any(message in text for _, text in answers)
 
@@ -80,7 +80,7 @@ def test_losses_with_names_and_clip_norms_of_groups(tmp_path: Path) -> None:
 
 def test_more_ranks_than_lanes_are_refused_before_they_meet(tmp_path: Path) -> None:
     config = settings("Everything", tmp_path / "run", lanes=2)
-    answers = answers_of_ranks(_train, 3, config, str(tmp_path / "record"))
+    answers = answers_of_ranks(train_rank, 3, config, str(tmp_path / "record"))
     assert [ok for ok, _ in answers] == [False] * 3
     for _, text in answers:
         assert "PlanError: 3 ranks but only 2 lanes" in text

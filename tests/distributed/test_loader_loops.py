@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import hashlib
 import io
-import json
 import os
 import random
 import re
@@ -25,6 +23,7 @@ import samestep
 from samestep.errors import StepError, Stopped
 from tests.distributed.batchnorm_tasks import UnevenStreams
 from tests.distributed.loop_bodies import BATCH, BODIES, EPOCHS, SAMPLES, loader
+from tests.distributed.running import digest, rows_of
 from tests.ranks import answers_of_ranks, run_ranks
 from tests.variations import variations
 
@@ -36,37 +35,30 @@ def _keys(folder: str, **values: Any) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _digest(model: nn.Module) -> str:
-    state = hashlib.blake2b(digest_size=8)
-    for tensor in model.state_dict().values():
-        state.update(tensor.cpu().numpy().tobytes())
-    return state.hexdigest()
-
-
-def _train(folder: str, name: str, stop: int | None = None, **values: Any) -> tuple[str, list[float]]:
+def train_body(folder: str, name: str, stop: int | None = None, **values: Any) -> tuple[str, list[float]]:
     try:
         with samestep.start(**_keys(folder, **values)) as run:
             if stop is not None:
                 run.pause_after(stop)
             model, seen = BODIES[name](run)
-            return _digest(model), seen
+            return digest(model), seen
     except Stopped:
         return "stopped", []
 
 
 @pytest.mark.parametrize("name", variations(list(BODIES), kept=["convolutions", "adversaries", "refilled"]))
 def test_a_loop_is_one_run_at_any_size(tmp_path: Path, name: str) -> None:
-    [expected] = run_ranks(_train, 1, str(tmp_path / "1"), name)
+    [expected] = run_ranks(train_body, 1, str(tmp_path / "1"), name)
     assert len(expected[1]) >= 8
     for world in (2, 4):
-        assert run_ranks(_train, world, str(tmp_path / str(world)), name) == [expected] * world
+        assert run_ranks(train_body, world, str(tmp_path / str(world)), name) == [expected] * world
 
 
 @pytest.mark.variation("test_a_loop_is_one_run_at_any_size: on three ranks")
 def test_a_world_that_does_not_divide_the_lanes(tmp_path: Path) -> None:
     """Three, three and two lanes; in the tail, one rank has none."""
-    [expected] = run_ranks(_train, 1, str(tmp_path / "1"), "convolutions")
-    assert run_ranks(_train, 3, str(tmp_path / "3"), "convolutions") == [expected] * 3
+    [expected] = run_ranks(train_body, 1, str(tmp_path / "1"), "convolutions")
+    assert run_ranks(train_body, 3, str(tmp_path / "3"), "convolutions") == [expected] * 3
 
 
 class _Marked(nn.Module):
@@ -103,8 +95,8 @@ def _uneven_streams(folder: str, batchnorm: str) -> tuple[str, list[Any]]:
                 each = F.cross_entropy(out, y, reduction="sum")
                 run.backward({"a": (each, y.size(0)), "b": (out.square().sum(), y.size(0))})
                 optimizer.step()
-    lines = map(json.loads, (Path(folder) / "metrics.jsonl").read_text().splitlines())
-    return _digest(model), [[line[key] for key in ("loss", "loss/a", "loss/b")] for line in lines if "loss/a" in line]
+    rows = rows_of(Path(folder))
+    return digest(model), [[row[key] for key in ("loss", "loss/a", "loss/b")] for row in rows if "loss/a" in row]
 
 
 @pytest.mark.parametrize("batchnorm", variations(["lane", "global"], kept=["lane"]))
@@ -130,7 +122,7 @@ def _dies(folder: str, at: int) -> tuple[str, list[float]]:
                     os._exit(3)
                 loss.backward()
                 optimizer.step()
-        return _digest(model), [loss.item()]
+        return digest(model), [loss.item()]
 
 
 def test_a_rank_that_dies_in_a_body_loses_nothing(tmp_path: Path) -> None:
@@ -150,11 +142,11 @@ def test_a_rank_that_dies_in_a_body_loses_nothing(tmp_path: Path) -> None:
     ),
 )
 def test_it_resumes_at_another_size(tmp_path: Path, name: str) -> None:
-    [untouched] = run_ranks(_train, 1, str(tmp_path / "whole"), name)
-    assert run_ranks(_train, 4, str(tmp_path / "parts"), name, 3) == [("stopped", [])] * 4
-    run_ranks(_train, 2, str(tmp_path / "parts"), name, 7)
-    for digest, seen in run_ranks(_train, 4, str(tmp_path / "parts"), name):
-        assert digest == untouched[0]
+    [untouched] = run_ranks(train_body, 1, str(tmp_path / "whole"), name)
+    assert run_ranks(train_body, 4, str(tmp_path / "parts"), name, 3) == [("stopped", [])] * 4
+    run_ranks(train_body, 2, str(tmp_path / "parts"), name, 7)
+    for weights, seen in run_ranks(train_body, 4, str(tmp_path / "parts"), name):
+        assert weights == untouched[0]
         assert seen[:3] == untouched[1][-len(seen) :][:3]  # its sum over the epoch is of the rest
 
 
@@ -171,8 +163,7 @@ def _by_next(folder: str) -> list[int]:
                 (F.cross_entropy(model(x.flatten(1)), y) / 2).backward()
             optimizer.step()
             optimizer.zero_grad()
-    lines = map(json.loads, (Path(folder) / "metrics.jsonl").read_text().splitlines())
-    return [line["step"] for line in lines if "loss" in line]
+    return [row["step"] for row in rows_of(Path(folder)) if "loss" in row]
 
 
 def test_a_loop_that_takes_its_batches_by_next_records_its_last_step(tmp_path: Path) -> None:
@@ -341,7 +332,7 @@ def _tails(folder: str) -> str:
                 loss = F.cross_entropy(model(x.flatten(1)), y) + model(u.flatten(1)).square().mean()
                 loss.backward()
                 optimizer.step()
-        return _digest(model)
+        return digest(model)
 
 
 @pytest.mark.variation("test_streams_that_end_and_losses_with_names: of two loaders")
@@ -426,7 +417,7 @@ def _left(folder: str, kind: str) -> tuple[str, int, list[int]]:
             if kind != "peeks":
                 break
         step = run.start_step
-    return _digest(model), step, numbers
+    return digest(model), step, numbers
 
 
 @pytest.mark.parametrize("kind", variations(["peeks", "leaves at the top", "leaves after backward"], kept=["peeks"]))
@@ -459,7 +450,7 @@ def _evaluates(folder: str) -> list[Any]:
                 found.append(torch.rand(3, generator=torch.Generator().manual_seed(1)).tolist())
             found.append(run.gather(y).tolist())
             found.append(float(run.mean(loss)) - loss.item())
-        found.append(_digest(model))
+        found.append(digest(model))
     return found
 
 
@@ -558,7 +549,7 @@ def test_other_levels_train_the_same_up_to_rounding(tmp_path: Path, same: str, l
 
 
 def _at_level(folder: str, same: str, lanes: int) -> tuple[str, list[float]]:
-    return _train(folder, "summed", same=same, lanes=lanes)
+    return train_body(folder, "summed", same=same, lanes=lanes)
 
 
 class Layers(nn.Module):
@@ -596,7 +587,7 @@ def _measured(folder: str, looks: bool, budget: float = 60.0) -> tuple[str, str,
                 optimizer.zero_grad()
                 F.cross_entropy(model(x)["logits"], y).backward()
                 optimizer.step()
-    return _digest(model), (Path(folder) / "logs" / "rank-0.log").read_text(), timed
+    return digest(model), (Path(folder) / "logs" / "rank-0.log").read_text(), timed
 
 
 def test_what_lanes_cost_is_measured_once_and_changes_nothing(tmp_path: Path) -> None:

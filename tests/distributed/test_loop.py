@@ -15,17 +15,12 @@ from safetensors.torch import load_model
 
 from samestep.checkpoint.format import read_training
 from samestep.checkpoint.manifest import verify_checkpoint
-from samestep.config import load_config
-from tests.distributed.running import EACH_EPOCH, assert_same, settings, train
+from tests.distributed.running import EACH_EPOCH, assert_same, rows_of, settings, train, train_rank
 from tests.distributed.tasks import Everything, Net
 from tests.ranks import run_ranks
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "own_loop.py"
 DIGITS = Path(__file__).parents[2] / "recipes" / "digits" / "config.yaml"
-
-
-def _rows(folder: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
 
 
 def _train_watching_writes(config: dict[str, Any]) -> list[str]:
@@ -40,13 +35,7 @@ def _train_watching_writes(config: dict[str, Any]) -> list[str]:
                 written.append(Path(path).relative_to(config["run_dir"]).as_posix())
 
     sys.addaudithook(audit)
-    from samestep.distributed.context import create_run_context
-    from samestep.distributed.hardware import detect_hardware
-    from samestep.train.train_once import train_once
-
-    loaded = load_config(config)
-    with create_run_context(loaded, detect_hardware()) as context:
-        train_once(loaded, context)
+    train_rank(config)
     return written
 
 
@@ -93,7 +82,7 @@ def test_no_thread_of_the_backend_outlives_the_run(same: str, tmp_path: Path) ->
 @pytest.mark.requirement("000-P4-7", "000-G-4")
 def test_every_step_and_evaluation_is_tracked_once(tmp_path: Path) -> None:
     run = train(tmp_path, 2, evaluation=EACH_EPOCH)
-    rows = _rows(run.folder)
+    rows = rows_of(run.folder)
     losses = [row["loss"] for row in rows if "loss" in row]
     assert losses == run.record.losses
     assert [row["step"] for row in rows if "val_loss" in row] == [2, 5]
@@ -172,16 +161,6 @@ def _own_loop(overrides: list[str]) -> None:
     runpy.run_path(str(EXAMPLE), run_name="__main__")
 
 
-def _recipe(overrides: list[str]) -> None:
-    from samestep.distributed.context import create_run_context
-    from samestep.distributed.hardware import detect_hardware
-    from samestep.train.train_once import train_once
-
-    loaded = load_config(DIGITS, overrides)
-    with create_run_context(loaded, detect_hardware()) as context:
-        train_once(loaded, context)
-
-
 @pytest.mark.variation("test_a_loop_is_one_run_at_any_size: with the loss as a function, compared with a task")
 def test_a_hand_written_loop_is_the_same_run_as_the_task(tmp_path: Path) -> None:
     short = ["epochs=1", "distributed.threads_per_rank=1"]
@@ -189,13 +168,13 @@ def test_a_hand_written_loop_is_the_same_run_as_the_task(tmp_path: Path) -> None
     for world in (1, 2, 4):
         folder = tmp_path / f"own-{world}"
         run_ranks(_own_loop, world, [*short, f"run_dir={folder}"])
-        curves[world] = [row["loss"] for row in _rows(folder) if "loss" in row]
+        curves[world] = [row["loss"] for row in rows_of(folder) if "loss" in row]
     folder = tmp_path / "task"
-    run_ranks(_recipe, 2, [*short, f"run_dir={folder}"])
-    rows = _rows(folder)
+    run_ranks(train_rank, 2, DIGITS, None, [*short, f"run_dir={folder}"])
+    rows = rows_of(folder)
     assert curves[1] == curves[2] == curves[4] == [row["loss"] for row in rows if "loss" in row]
     assert [r["accuracy"] for r in rows if "accuracy" in r] == [
-        r["accuracy"] for r in _rows(tmp_path / "own-4") if "accuracy" in r
+        r["accuracy"] for r in rows_of(tmp_path / "own-4") if "accuracy" in r
     ]
 
 

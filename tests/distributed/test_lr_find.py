@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +10,7 @@ import pytest
 from samestep.bench.tuning.lr_range_test import RangeTestResult, find_lr
 from samestep.bench.tuning.lr_suggestion import RangeTest
 from samestep.config import load_config
-from tests.distributed.running import settings, train
+from tests.distributed.running import rows_of, settings, train
 from tests.ranks import run_ranks
 
 
@@ -33,8 +32,7 @@ def find(folder: Path, world: int, test: RangeTest, task: str, **values: Any) ->
 
 
 def rows(found: RangeTestResult) -> list[dict[str, Any]]:
-    lines = (found.folder / "metrics.jsonl").read_text().splitlines()
-    return [row for row in map(json.loads, lines) if "loss" in row]
+    return [row for row in rows_of(found.folder) if "loss" in row]
 
 
 @pytest.mark.requirement("000-P1-9")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +11,7 @@ from safetensors.torch import load_model
 
 from samestep.checkpoint.format import read_training
 from tests.distributed import measuring_tasks
-from tests.distributed.running import Recorded, _train, assert_same, settings
+from tests.distributed.running import Recorded, assert_same, rows_of, settings, train_rank
 from tests.ranks import answers_of_ranks, run_ranks
 
 TASKS = Path(measuring_tasks.__file__)
@@ -27,17 +26,16 @@ def config_of(name: str, folder: Path, **values: Any) -> dict[str, Any]:
 
 def train(name: str, folder: Path, world: int, **values: Any) -> Recorded:
     folder = folder / str(world)
-    run_ranks(_train, world, config_of(name, folder, **values), str(folder / "record"))
+    run_ranks(train_rank, world, config_of(name, folder, **values), str(folder / "record"))
     return Recorded(folder)
 
 
 def measured(run: Recorded) -> list[dict[str, Any]]:
-    lines = (run.folder / "metrics.jsonl").read_text().splitlines()
-    return [row for row in map(json.loads, lines) if "val_loss" in row or "swa_val_loss" in row]
+    return [row for row in rows_of(run.folder) if "val_loss" in row or "swa_val_loss" in row]
 
 
 def refused(name: str, folder: Path, **values: Any) -> list[str]:
-    answers = answers_of_ranks(_train, 2, config_of(name, folder, **values), str(folder / "record"))
+    answers = answers_of_ranks(train_rank, 2, config_of(name, folder, **values), str(folder / "record"))
     assert [ok for ok, _ in answers] == [False, False]
     return [text for _, text in answers]
 
@@ -92,7 +90,7 @@ def test_nested_metrics_are_those_of_the_whole_set(tmp_path: Path) -> None:
 def test_a_buffer_that_validation_moves_is_refused_by_all_ranks(tmp_path: Path, mode: str) -> None:
     config = config_of("MovingBuffer", tmp_path)
     config["evaluation"]["mode"] = mode
-    answers = answers_of_ranks(_train, 2, config, str(tmp_path / "record"))
+    answers = answers_of_ranks(train_rank, 2, config, str(tmp_path / "record"))
     for ok, text in answers:
         assert not ok
         assert "TaskError: the evaluation changed buffers in evaluation mode: model.1.calls" in text

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from pathlib import Path
 from typing import Any
@@ -10,7 +9,7 @@ from typing import Any
 import pytest
 
 from tests.distributed.interrupting import finish, go_on
-from tests.distributed.running import Recorded, assert_same, settings, train
+from tests.distributed.running import Recorded, assert_same, rows_of, settings, train
 from tests.distributed.test_resume import losses
 from tests.ranks import run_ranks
 from tests.variations import variations
@@ -43,13 +42,9 @@ def _values(case: str) -> dict[str, Any]:
     return {"task": "Named", "optimizer": OPTIMIZER, "epochs": 3, **CASES[case]}
 
 
-def _rows(folder: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-
-
 def _rates(run: Recorded) -> list[Any]:
     """Of each step: the rate of the only group, or those of all groups."""
-    return [row["lr"] for row in _rows(run.folder) if "lr" in row]
+    return [row["lr"] for row in rows_of(run.folder) if "lr" in row]
 
 
 @pytest.mark.parametrize("case", variations(CASES, kept=["warm-up in steps, decay by epochs, scaled rates"]))
@@ -84,7 +79,7 @@ def _shares(case: str, run: Recorded) -> list[float]:
     if "decay by epochs" in case:
         return [0.5 ** (step // 3) for step in range(9)]
     shares, best = [1.0], -1.0
-    for row in _rows(run.folder):
+    for row in rows_of(run.folder):
         if "f1" in row:
             better = row["f1"] > best * (1 + 1e-4)
             best = row["f1"] if better else best

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +12,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from samestep.errors import StepError
+from tests.distributed.running import digest
 from tests.ranks import run_ranks
 from tests.variations import variations
 
@@ -36,13 +36,6 @@ def _keys(folder: str, **values: Any) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _digest(model: nn.Module) -> str:
-    state = hashlib.blake2b(digest_size=8)
-    for tensor in model.state_dict().values():
-        state.update(tensor.numpy().tobytes())
-    return state.hexdigest()
-
-
 def _train(folder: str, form: str) -> tuple[str, list[float], list[int]]:
     import samestep
 
@@ -61,7 +54,7 @@ def _train(folder: str, form: str) -> tuple[str, list[float], list[int]]:
                 losses += _epoch(run, form, model, optimizer, loader)
             epochs.append(epoch)
             run.print(f"epoch {epoch} loss {losses[-1]:.4f}")
-        return _digest(model), losses, epochs
+        return digest(model), losses, epochs
 
 
 def _epoch(run: Any, form: str, model: nn.Module, optimizer: Any, loader: Any) -> list[float]:
@@ -187,7 +180,7 @@ def _in_parts(folder: str, stop: int | None) -> tuple[str, list[int]]:
                     step.train(lambda batch: F.cross_entropy(model(batch.x), batch.y))
     except Stopped:
         pass
-    return _digest(model), epochs
+    return digest(model), epochs
 
 
 @pytest.mark.variation("test_it_resumes_at_another_size: with the loss as a function")
@@ -210,12 +203,12 @@ def _mistaken(folder: str, form: str) -> str:
         if form == "function":
             for step in run.steps(loader):
                 step.train(lambda batch: (F.cross_entropy(model(batch.x), batch.y), len(batch)))
-            return _digest(model)
+            return digest(model)
         for x, y in loader:
             reduction = "sum" if form == "right" else "mean"
             run.backward(F.cross_entropy(model(x), y, reduction=reduction), count=y.size(0))
             optimizer.step()
-        return _digest(model)
+        return digest(model)
 
 
 @pytest.mark.parametrize("form", ["loop", "function", "right"])

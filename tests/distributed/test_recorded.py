@@ -12,22 +12,18 @@ from typing import Any
 import pytest
 import torch
 
-from samestep.config import load_config
-from tests.distributed.running import Recorded, assert_same, settings, train
+from tests.distributed.running import Recorded, assert_same, settings, train, train_rank
 from tests.ranks import run_ranks
 from tests.variations import variations
 
 
 def _train(config: dict[str, Any], record: str, recorded: tuple[int, ...]) -> None:
-    from samestep.distributed.context import create_run_context
-    from samestep.distributed.hardware import detect_hardware
     from samestep.lanes.random_streams import MODEL
     from samestep.lanes.tree import LaneTree
     from samestep.reduce.gradients import Grads, RecordedSums, add_grads
     from samestep.reduce.stats import EMPTY, LaneStats
     from samestep.step.engine import LossFunction
     from samestep.step.lane_passes import LanePasses, WholeLanes
-    from samestep.train.train_once import train_once
 
     eagerly = WholeLanes.run_step
 
@@ -69,9 +65,7 @@ def _train(config: dict[str, Any], record: str, recorded: tuple[int, ...]) -> No
 
     WholeLanes.run_step = run_step  # type: ignore[method-assign]
     try:
-        loaded = load_config(config)
-        with create_run_context(loaded, detect_hardware()) as context:
-            train_once(loaded, context, Path(record))
+        train_rank(config, record)
     finally:
         WholeLanes.run_step = eagerly  # type: ignore[method-assign]
     assert torch.is_grad_enabled()

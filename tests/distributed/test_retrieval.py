@@ -16,7 +16,7 @@ import samestep
 from samestep.config.evaluation import RETRIEVAL_METRICS
 from samestep.evaluation import eval_rows
 from tests.distributed import retrieval_tasks
-from tests.distributed.running import Recorded, _train, assert_same, settings, train
+from tests.distributed.running import Recorded, assert_same, rows_of, settings, train, train_rank
 from tests.ranks import answers_of_ranks, run_ranks
 
 TASKS = Path(retrieval_tasks.__file__)
@@ -35,8 +35,7 @@ def judged(folder: Path, world: int, distributed: dict[str, Any] | None = None, 
 
 
 def measured(run: Recorded) -> list[dict[str, Any]]:
-    lines = (run.folder / "metrics.jsonl").read_text().splitlines()
-    return [row for row in map(json.loads, lines) if "precision_at_1" in row]
+    return [row for row in rows_of(run.folder) if "precision_at_1" in row]
 
 
 @pytest.mark.requirement("000-P3-4")
@@ -117,7 +116,7 @@ def test_mistakes(kind: str, tmp_path: Path) -> None:
         best={"metric": "precision_at_1", "mode": "max"},
         evaluation={"mode": "retrieval", **evaluation},
     )  # fmt: skip
-    for ok, text in answers_of_ranks(_train, 1, config, str(tmp_path / "record")):
+    for ok, text in answers_of_ranks(train_rank, 1, config, str(tmp_path / "record")):
         assert not ok
         assert "TaskError" in text
         assert message in text
@@ -134,9 +133,8 @@ def test_a_metric_of_the_whole_set_is_computed_once_for_all_ranks(tmp_path: Path
     found = []
     for world in (1, 2, 4):
         folder = tmp_path / str(world)
-        run_ranks(_train, world, gathered(folder), str(folder / "record"))
-        lines = (folder / "metrics.jsonl").read_text().splitlines()
-        found.append([row for row in map(json.loads, lines) if "spread" in row])
+        run_ranks(train_rank, world, gathered(folder), str(folder / "record"))
+        found.append([row for row in rows_of(folder) if "spread" in row])
     assert found[0] == found[1] == found[2]
     assert [len(row["by/mean"]) for row in found[0]] == [4, 4]
 
@@ -149,7 +147,7 @@ def test_a_metric_of_the_whole_set_is_computed_once_for_all_ranks(tmp_path: Path
     ],
 )
 def test_mistakes_in_what_is_gathered(kind: str, message: str, tmp_path: Path) -> None:
-    answers = answers_of_ranks(_train, 1, gathered(tmp_path / "run", kind), str(tmp_path / "rec"))
+    answers = answers_of_ranks(train_rank, 1, gathered(tmp_path / "run", kind), str(tmp_path / "rec"))
     assert [ok for ok, _ in answers] == [False]
     assert message in answers[0][1]
 

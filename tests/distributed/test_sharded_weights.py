@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
@@ -25,7 +24,7 @@ from samestep.reduce import exchange, owned_bucket
 from samestep.reduce.owners import is_held
 from samestep.train.callbacks import GradientNorms
 from tests.distributed.interrupting import finish, go_on
-from tests.distributed.running import train
+from tests.distributed.running import rows_of, train
 from tests.distributed.test_sharding import _keys
 from tests.ranks import answers_of_ranks, run_ranks
 from tests.variations import variations
@@ -83,7 +82,7 @@ def _digest(run: samestep.Run, model: nn.Module, optimizer: torch.optim.Optimize
     return found.hexdigest()
 
 
-def _train(folder: str, shard: str, stop: int | None = None, more: Any = None) -> tuple[str, list[float], float]:
+def train_blocks(folder: str, shard: str, stop: int | None = None, more: Any = None) -> tuple[str, list[float], float]:
     """Train; returns a digest of rank 0's weights and states, what was measured, and this rank's share of weights."""
     values = dict(more or {})
     try:
@@ -129,21 +128,21 @@ def test_weights_by_blocks_are_the_same_run_at_any_size(tmp_path: Path, case: st
     if case == "compiled" and shutil.which("g++") is None:
         pytest.skip("torch.compile needs a C++ compiler here")
     alone = {**CASES[case], "distributed": {}}
-    [expected] = run_ranks(_train, 1, str(tmp_path / "1"), "none", None, alone)
+    [expected] = run_ranks(train_blocks, 1, str(tmp_path / "1"), "none", None, alone)
     for world in (4,) if case == "compiled" else (2, 3, 4):
-        answers = run_ranks(_train, world, str(tmp_path / str(world)), "weights", None, CASES[case])
+        answers = run_ranks(train_blocks, world, str(tmp_path / str(world)), "weights", None, CASES[case])
         assert answers[0][:2] == expected[:2]
         assert [seen for _, seen, _ in answers] == [expected[1]] * world
         assert sum(share for _, _, share in answers) == pytest.approx(1.0), "between steps"
 
 
 def test_a_run_resumes_in_any_mode(tmp_path: Path) -> None:
-    [expected] = run_ranks(_train, 1, str(tmp_path / "whole"), "none")
+    [expected] = run_ranks(train_blocks, 1, str(tmp_path / "whole"), "none")
     folder, known = str(tmp_path / "parts"), {"global_batch": BATCH}
     for world, shard, stop in ((4, "weights", 3), (1, "none", 5), (3, "optimizer", 6), (2, "none", 8)):
-        run_ranks(_train, world, folder, shard, stop, known)
+        run_ranks(train_blocks, world, folder, shard, stop, known)
         _check_parts(tmp_path / "parts", stop, world, shard)
-    answers = run_ranks(_train, 3, folder, "weights", None, known)
+    answers = run_ranks(train_blocks, 3, folder, "weights", None, known)
     assert answers[0][0] == expected[0]
 
 
@@ -203,8 +202,7 @@ def test_a_loop_of_ones_own_is_the_same_run(tmp_path: Path) -> None:
 
 def _gradient_norms(run: Path) -> list[Any]:
     """What a listener that reads gradients has written."""
-    rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    found = [{k: v for k, v in row.items() if "grad_norm" in k} for row in rows]
+    found = [{k: v for k, v in row.items() if "grad_norm" in k} for row in rows_of(run)]
     assert any(found)
     return found
 
@@ -425,7 +423,7 @@ def test_sums_by_slices_send_a_part_of_one_rank_more(tmp_path: Path) -> None:
 
 def _blocks_by_slices(folder: str, shard: str, stop: int | None = None) -> tuple[str, list[float]]:
     owned_bucket._LEAST_BYTES, owned_bucket._WORTH_SLICES = 0, 0.0
-    return _train(folder, shard, stop)[:2]
+    return train_blocks(folder, shard, stop)[:2]
 
 
 @pytest.mark.variation(

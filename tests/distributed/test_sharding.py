@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import itertools
-import json
 import os
 import signal
 import time
@@ -22,6 +21,7 @@ from samestep.errors import PeerLost, Stopped, TaskError
 from samestep.reduce import owned_bucket
 from samestep.train.callbacks import GradientNorms
 from tests.distributed.loop_bodies import BODIES, EPOCHS, Lookahead
+from tests.distributed.running import digest, rows_of
 from tests.ranks import answers_of_ranks, run_ranks
 from tests.variations import variations
 
@@ -134,7 +134,7 @@ def test_owners_are_the_same_run_at_any_size(tmp_path: Path, case: str) -> None:
 def _by_slices(form: str, folder: str, shard: str, name: str) -> Any:
     """Train while all buckets go by slices, also those that are small and even."""
     owned_bucket._LEAST_BYTES, owned_bucket._WORTH_SLICES = 0, 0.0
-    return _loop_of(folder, shard, name) if form == "body" else _train(folder, shard, form)[:2]
+    return loop_of(folder, shard, name) if form == "body" else _train(folder, shard, form)[:2]
 
 
 @pytest.mark.parametrize(
@@ -169,13 +169,18 @@ def test_a_run_resumes_with_and_without_owners(tmp_path: Path) -> None:
     assert run_ranks(_train, 2, folder, "none", "steps")[0][0] == expected[0]
 
 
-def _loop_of(folder: str, shard: str, name: str) -> tuple[str, list[float]]:
-    keys = _keys(folder, shard, epochs=EPOCHS, clip={})
-    with samestep.start(**keys) as run:
-        model, seen = BODIES[name](run)
-        with run.whole_state():
-            state = model.state_dict().values() if run.is_main else ()
-            return hashlib.sha256(b"".join(t.numpy().tobytes() for t in state)).hexdigest(), seen
+def loop_of(folder: str, shard: str, name: str, stop: int | None = None, **values: Any) -> tuple[str, list[float]]:
+    """Train by a loop over the loader; returns a digest of the weights, on rank 0, and what the loop has seen."""
+    keys = _keys(folder, shard, **{"epochs": EPOCHS, "clip": {}, **values})
+    try:
+        with samestep.start(**keys) as run:
+            if stop is not None:
+                run.pause_after(stop)
+            model, seen = BODIES[name](run)
+            with run.whole_state():
+                return digest(model) if run.is_main else "", seen
+    except Stopped:
+        return "stopped", []
 
 
 @pytest.mark.variation("test_sums_by_slices_are_the_same_run: without slices")
@@ -184,9 +189,9 @@ def _loop_of(folder: str, shard: str, name: str) -> tuple[str, list[float]]:
 )
 def test_loops_of_ones_own_are_the_same_run(tmp_path: Path, name: str) -> None:
     """A GAN has weights that another optimizer's step leaves as they are, for a graph that is still to run back."""
-    [expected] = run_ranks(_loop_of, 1, str(tmp_path / "1"), "none", name)
+    [expected] = run_ranks(loop_of, 1, str(tmp_path / "1"), "none", name)
     for world, shard in ((2, "optimizer"), (4, "optimizer"), (3, "weights"), (4, "weights")):
-        answers = run_ranks(_loop_of, world, str(tmp_path / f"{shard}{world}"), shard, name)
+        answers = run_ranks(loop_of, world, str(tmp_path / f"{shard}{world}"), shard, name)
         assert answers[0] == expected
         assert [seen for _, seen in answers] == [expected[1]] * world
 
@@ -385,9 +390,7 @@ def test_a_listener_that_reads_gradients_has_them_all(tmp_path: Path) -> None:
     written = []
     for world, shard in ((1, "none"), (3, "optimizer")):
         run_ranks(_norms, world, str(tmp_path / shard), shard)
-        lines = (tmp_path / shard / "metrics.jsonl").read_text().splitlines()
-        rows = [json.loads(line) for line in lines]
-        written.append([{k: v for k, v in row.items() if "grad_norm" in k} for row in rows])
+        written.append([{k: v for k, v in row.items() if "grad_norm" in k} for row in rows_of(tmp_path / shard)])
     assert written[0] == written[1]
     assert {"grad_norm/conv", "grad_norm/out", "grad_norm/shift"} <= set().union(*written[0])
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 from collections.abc import Callable
@@ -16,7 +15,7 @@ from samestep.checkpoint.manifest import verify_checkpoint
 from samestep.distributed.health.heartbeat import Heartbeat
 from tests.cli.processes import wait_for
 from tests.distributed.interrupting import finish, go_on, train_and_end
-from tests.distributed.running import EACH_EPOCH, settings, train
+from tests.distributed.running import EACH_EPOCH, rows_of, settings, train
 from tests.ranks import RankProcesses
 from tests.variations import variations
 
@@ -44,8 +43,7 @@ def said(folder: Path) -> str:
 
 def measured(folder: Path) -> list[dict[str, Any]]:
     """The rows of the metrics file, but for times."""
-    rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    values = [{k: v for k, v in row.items() if k != "seconds"} for row in rows]
+    values = [{k: v for k, v in row.items() if k != "seconds"} for row in rows_of(folder)]
     return [row for row in values if "samples_per_second" not in row]
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 from itertools import pairwise
 from pathlib import Path
@@ -12,7 +11,7 @@ import pytest
 import torch
 
 from tests.distributed.interrupting import finish, go_on
-from tests.distributed.running import Recorded, assert_same, train
+from tests.distributed.running import Recorded, assert_same, rows_of, train
 from tests.variations import variations
 
 SCALED = {"precision": "fp16", "loss_scale": {"init": 1024.0, "interval": 2}}
@@ -37,8 +36,7 @@ IN_CI = ("fp16, overflowing in one lane, clipped",)
 
 
 def rows(run: Recorded) -> list[dict[str, Any]]:
-    lines = (run.folder / "metrics.jsonl").read_text().splitlines()
-    return [row for row in map(json.loads, lines) if "loss" in row]
+    return [row for row in rows_of(run.folder) if "loss" in row]
 
 
 @pytest.mark.parametrize("case", variations(CASES, kept=IN_CI))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import os
 import shutil
@@ -14,11 +13,9 @@ import torch
 import torch._dynamo  # the first optimizer does it, and it sets a variable of the environment
 from torch import Tensor
 
-from samestep.config import load_config
-from samestep.distributed.context import create_run_context
-from samestep.distributed.hardware import detect_hardware
 from samestep.models.export.export_run import export_run
-from samestep.train.train_once import train_once
+from tests.distributed.running import train_rank
+from tests.recipes.importing import importable
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "cpp"
 METHODS = ("forward", "normalise", "jacobian")
@@ -55,17 +52,15 @@ def numbers_of(output: str, method: str) -> Tensor:
 
 def script_recipe(folder: Path, x: Tensor) -> tuple[Path, dict[str, Tensor]]:
     """The emulator of the recipe, with weights and scales of its own, and what its methods return."""
-    spec = importlib.util.spec_from_file_location("networks", RECIPE / "networks.py")
-    assert spec is not None
-    assert spec.loader is not None
-    networks = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(networks)
     torch.manual_seed(0)
-    model = networks.Emulator({"sst": 0, "tair": 1, "hi": 0}, {"aice": 0, "vice": 0}, {"mask": "sea_ice"}, 8, 2)
-    for name, values in SCALES.items():
-        getattr(model, name).copy_(torch.tensor(values))
-    path = folder / "recipe.ts"
-    torch.jit.save(torch.jit.script(model), path)
+    with importable(RECIPE):
+        from networks import Emulator
+
+        model = Emulator({"sst": 0, "tair": 1, "hi": 0}, {"aice": 0, "vice": 0}, {"mask": "sea_ice"}, 8, 2)
+        for name, values in SCALES.items():
+            getattr(model, name).copy_(torch.tensor(values))
+        path = folder / "recipe.ts"
+        torch.jit.save(torch.jit.script(model), path)
     return path, {method: getattr(model, method)(x).detach() for method in RECIPE_METHODS}
 
 
@@ -99,9 +94,7 @@ def assert_the_recipe_is_the_same(program: Path, x: Tensor, tmp_path: Path) -> N
 
 def assert_the_example_is_the_same(program: Path, x: Tensor, tmp_path: Path) -> None:
     run = tmp_path / "run"
-    config = load_config(EXAMPLE / "emulator.yaml", [f"run_dir={run}", "epochs=1"])
-    with create_run_context(config, detect_hardware()) as context:
-        train_once(config, context)
+    train_rank(EXAMPLE / "emulator.yaml", None, [f"run_dir={run}", "epochs=1"])
     exported = export_run(run, "torchscript", methods=METHODS[1:])
     done = infer(program, exported.path, ",".join(METHODS), x)
     assert done.returncode == 0, done.stderr

@@ -23,13 +23,10 @@ from samestep.checkpoint.files import Files, sha256_of
 from samestep.checkpoint.format import read_model, read_training, write_checkpoint
 from samestep.checkpoint.listing import select_checkpoint
 from samestep.cli import app
-from samestep.config import load_config
-from samestep.distributed.context import create_run_context
-from samestep.distributed.hardware import detect_hardware
 from samestep.errors import CheckpointError, ExportDiffers, ExportError, MissingExtraError, TaskError
 from samestep.models.export.export_run import FORMATS, config_hash, export_run
 from samestep.models.trained_model import load_trained
-from samestep.train.train_once import train_once
+from tests.distributed.running import train_rank
 from tests.export.tasks import CLASSES, FEATURES
 
 TASKS = Path(__file__).with_name("tasks.py")
@@ -38,14 +35,12 @@ TASKS = Path(__file__).with_name("tasks.py")
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("export") / "run"
-    config = load_config(
+    train_rank(
         {
             "task": f"{TASKS}:Exported", "name": "small", "global_batch": 16, "lanes": 4,
             "epochs": 2, "run_dir": str(folder), "distributed": {"threads_per_rank": 1},
         }
     )  # fmt: skip
-    with create_run_context(config, detect_hardware()) as context:
-        train_once(config, context)
     return folder
 
 

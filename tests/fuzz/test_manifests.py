@@ -30,6 +30,7 @@ from samestep.train.record import RunRecord
 from samestep.train.trace import read_trace
 from samestep.verify.differences import read_curve
 from tests.fuzz.property import cases, check_message, soon
+from tests.fuzz.texts import nested
 from tests.unit.checkpoint.checkpoints import manifest, put
 
 CONFIG = load_config({"global_batch": 8, "epochs": 1})
@@ -40,11 +41,7 @@ NAMES = ("step-²", "step-٣", "step-", "step--1", "step-1_0", "step-1e3", "step
 strange: st.SearchStrategy[Any] = st.one_of(
     st.sampled_from([None, True, False, 0, -1, 1, 10**30, 10**200, 1e300, -1.5, float("nan"), float("inf"),
                      "", "x", "²", "a\x00b", "\ud800", "../../x", "/etc/passwd", "x" * 1000, [], {}, [[]], {"a": {}}, [1, "x"]]),
-    st.recursive(
-        st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
-        lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
-        max_leaves=6,
-    ),
+    nested,
 )  # fmt: skip
 
 texts = st.one_of(

@@ -50,16 +50,14 @@ VALUES = (
     "task.py:T", "n:1", "cosine",
 )  # fmt: skip
 
+nested: st.SearchStrategy[Any] = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
+    max_leaves=8,
+)
+
 values = st.one_of(
-    st.sampled_from(VALUES),
-    st.integers().map(str),
-    st.floats().map(str),
-    st.text(max_size=20),
-    st.recursive(
-        st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
-        lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner),
-        max_leaves=8,
-    ).map(json.dumps),
+    st.sampled_from(VALUES), st.integers().map(str), st.floats().map(str), st.text(max_size=20), nested.map(json.dumps)
 )
 
 keys = st.one_of(

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from tests.distributed.running import _train, assert_same, settings, train
+from tests.distributed.running import assert_same, settings, train, train_rank
 from tests.ranks import answers_of_ranks, run_ranks
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
@@ -37,7 +37,7 @@ def test_attention_is_captured_as_a_graph_with_the_bits_of_eager(lanes: int, tmp
 
 def test_an_operation_without_a_deterministic_form_is_named(tmp_path: Path) -> None:
     config = settings(folder=tmp_path / "run", **of("Pooling"))
-    ((ok, text),) = answers_of_ranks(_train, 1, config, str(tmp_path / "record"))
+    ((ok, text),) = answers_of_ranks(train_rank, 1, config, str(tmp_path / "record"))
     assert not ok
     assert "NotDeterministic: adaptive_avg_pool2d_backward_cuda in step 0 gives other bits" in text
     assert "deterministic: warn" in text
@@ -49,7 +49,7 @@ def test_it_trains_if_that_is_requested(values: dict[str, Any], tmp_path: Path) 
 
 
 def _settings_after(config: dict[str, Any], record: str) -> tuple[bool, bool]:
-    _train(config, record)
+    train_rank(config, record)
     return torch.are_deterministic_algorithms_enabled(), torch.backends.cudnn.deterministic
 
 

@@ -14,18 +14,36 @@ import torch
 
 from samestep.config import load_config
 from tests.distributed.interrupting import finish, go_on
-from tests.distributed.running import Recorded, assert_same, settings, train
+from tests.distributed.running import Recorded, assert_same, settings, train, train_rank
+from tests.distributed.test_sharded_weights import train_blocks
 from tests.ranks import run_ranks
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
 
 SHARED = {"device": "cuda", "backend": "gloo"}
+# Each rank is a machine to nccl, and sends over loopback.
+NCCL = {
+    "device": "cuda", "backend": "nccl",
+    "network": {
+        "NCCL_MULTI_RANK_GPU_ENABLE": "1", "NCCL_SOCKET_IFNAME": "lo", "NCCL_IB_DISABLE": "1",
+        "NCCL_P2P_DISABLE": "1", "NCCL_SHM_DISABLE": "1", "NCCL_NET": "Socket",
+    },
+}  # fmt: skip
+OVER = {"gloo": SHARED, "nccl": NCCL}
 CASES: dict[str, dict[str, Any]] = {
     "everything": {"clip": {"norm": 0.5}},
     "bf16": {"precision": "bf16"},
     "tokens": {"task": "Tokens"},
     "two optimizers": {"task": "TwoOptimizers"},
-}
+    "overflow": {
+        "task": "Overflowing", "params": {"optimizer": "fused"}, "precision": "fp16",
+        "loss_scale": {"init": 1024.0, "interval": 3}, "epochs": 3,
+    },
+    "named": {
+        "task": "Named", "optimizer": {"groups": [{"match": ["extra.*"], "name": "rmsprop"}]},
+        "schedule": {"name": "cosine", "warmup": 2},
+    },
+}  # fmt: skip
 
 
 @pytest.mark.requirement("000-G-1", "000-P1-6", "000-P1-7", "001-S2-7", "002-C-1")
@@ -36,24 +54,22 @@ def test_ranks_that_share_a_gpu_are_one_run(case: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("case", ["everything", "bf16", "two optimizers"])
-@pytest.mark.parametrize("shard", ["optimizer", "weights"])
-def test_owners_that_share_a_gpu_are_the_same_run(shard: str, case: str, tmp_path: Path) -> None:
-    owned = {**SHARED, "shard": shard}
+@pytest.mark.parametrize(
+    ("backend", "shard"),
+    [("gloo", "optimizer"), ("gloo", "weights"), ("nccl", "none"), ("nccl", "optimizer"), ("nccl", "weights")],
+)
+def test_owners_that_share_a_gpu_are_the_same_run(backend: str, shard: str, case: str, tmp_path: Path) -> None:
+    owned = {**OVER[backend], "shard": shard}
     whole = train(tmp_path, 1, distributed=SHARED, **CASES[case])
-    sharded = [train(tmp_path, w, distributed=owned, **CASES[case]) for w in (2, 3, 4)]
-    assert_same([whole, *sharded])
+    worlds = (2, 3, 4) if backend == "gloo" else (2, 4)
+    assert_same([whole, *(train(tmp_path, world, distributed=owned, **CASES[case]) for world in worlds)])
 
 
 def _train_by_slices(config: dict[str, Any], record: str) -> None:
-    from samestep.distributed.context import create_run_context
-    from samestep.distributed.hardware import detect_hardware
     from samestep.reduce import owned_bucket
-    from samestep.train.train_once import train_once
 
     owned_bucket._LEAST_BYTES, owned_bucket._WORTH_SLICES = 0, 0.0
-    loaded = load_config(config)
-    with create_run_context(loaded, detect_hardware()) as context:
-        train_once(loaded, context, Path(record))
+    train_rank(config, record)
 
 
 @pytest.mark.parametrize("shard", ["optimizer", "weights"])
@@ -68,15 +84,29 @@ def test_sums_by_slices_on_ranks_that_share_a_gpu(shard: str, tmp_path: Path) ->
     assert_same(runs)
 
 
-def test_lanes_of_owners_are_replayed(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("backend", "shard"), [("gloo", "optimizer"), ("nccl", "none"), ("nccl", "optimizer")])
+def test_lanes_of_owners_are_replayed(backend: str, shard: str, tmp_path: Path) -> None:
     values = {"epochs": 5, **CASES["everything"]}
-    owned = {**SHARED, "shard": "optimizer"}
+    owned = {**OVER[backend], "shard": shard}
     runs = [train(tmp_path, 1, distributed=SHARED, speed={"graph": False}, **values)]
     runs += [train(tmp_path, world, distributed=owned, **values) for world in (2, 4)]
     for run in runs[1:]:
         said = (run.folder / "logs" / "rank-0.log").read_text()
         assert "steps are replayed from here on" in said, said
     assert_same(runs)
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_compiled_blocks_over_nccl(precision: str, tmp_path: Path) -> None:
+    """Blocks whose weights are freed after the forward pass, and come back for the compiled backward pass."""
+    values: dict[str, Any] = {"precision": precision, "speed": {"compile": "blocks", "graph": False}}
+    alone = {**values, "distributed": SHARED}
+    [expected] = run_ranks(train_blocks, 1, str(tmp_path / "1"), "none", None, alone)
+    for world in (2, 4):
+        keys = {**values, "distributed": NCCL}
+        answers = run_ranks(train_blocks, world, str(tmp_path / str(world)), "weights", None, keys)
+        assert [answer[1] for answer in answers] == [expected[1]] * world
+        assert answers[0][0] == expected[0]
 
 
 @pytest.mark.requirement("000-P1-12", "004-SM-1", "002-M3-1")

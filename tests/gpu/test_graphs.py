@@ -73,13 +73,6 @@ def test_an_optimizer_that_cannot_be_captured_updates_after_captured_lanes(task:
     assert "steps are replayed from here on" in said
 
 
-def test_an_overflow_in_one_lane_is_skipped_on_the_device(tmp_path: Path) -> None:
-    values = {"task": "Overflowing", "params": {"optimizer": "fused"}, "precision": "fp16"}
-    scale = {"init": 1024.0, "interval": 3}
-    runs = [train(tmp_path, w, distributed=SHARED, loss_scale=scale, epochs=3, **values) for w in (1, 2, 4)]
-    assert_same(runs)
-
-
 @pytest.mark.parametrize("precision", ["fp32", "fp16"])
 def test_a_loss_that_is_no_number_is_skipped_by_fused_optimizers(precision: str, tmp_path: Path) -> None:
     """Loss and gradients are bad at once, which must count once."""

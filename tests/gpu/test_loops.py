@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import hashlib
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from torch import nn
 
-import samestep
-from samestep.errors import Stopped
-from tests.distributed import loop_bodies
+from tests.distributed.test_loader_loops import train_body
+from tests.distributed.test_sharding import loop_of
 from tests.ranks import run_ranks
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
@@ -21,38 +18,14 @@ REPLAYED = ("convolutions", "summed", "views", "diffusion")
 """Those whose random numbers, if any, are drawn on the device, with one optimizer and backward pass."""
 
 
-def _digest(model: nn.Module) -> str:
-    state = hashlib.blake2b(digest_size=8)
-    for tensor in model.state_dict().values():
-        state.update(tensor.cpu().numpy().tobytes())
-    return state.hexdigest()
-
-
 def _train(folder: str, name: str, graph: Any, precision: str) -> tuple[str, list[float]]:
-    config: dict[str, Any] = {
-        "epochs": 5, "lanes": 8, "seed": 1, "run_dir": folder, "precision": precision,
-        "speed": {"graph": graph}, "distributed": {"device": "cuda", "threads_per_rank": 1},
-    }  # fmt: skip
-    with samestep.start(config) as run:
-        model, seen = loop_bodies.BODIES[name](run)
-        return _digest(model), seen
+    section = {"device": "cuda", "threads_per_rank": 1}
+    return train_body(folder, name, epochs=5, precision=precision, speed={"graph": graph}, distributed=section)
 
 
 def _sharded(folder: str, name: str, shard: str, precision: str, stop: int | None = None) -> tuple[str, list[float]]:
-    distributed = {"device": "cuda", "backend": "gloo", "threads_per_rank": 1, "shard": shard}
-    config: dict[str, Any] = {
-        "epochs": 2, "lanes": 8, "seed": 1, "run_dir": folder, "precision": precision, "speed": {"graph": False},
-        "distributed": distributed,
-    }  # fmt: skip
-    try:
-        with samestep.start(config) as run:
-            if stop is not None:
-                run.pause_after(stop)
-            model, seen = loop_bodies.BODIES[name](run)
-            with run.whole_state():
-                return _digest(model) if run.is_main else "", seen
-    except Stopped:
-        return "stopped", []
+    section = {"device": "cuda", "backend": "gloo"}
+    return loop_of(folder, shard, name, stop, precision=precision, speed={"graph": False}, distributed=section)
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 import torch
 from torch import nn
 
 from samestep.config.optim import OptimizerConfig
 from samestep.optim.optimizers import build_optimizers
-from tests.distributed.running import assert_same, train
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
 
@@ -35,12 +32,3 @@ def test_the_form_that_is_chosen_steps(name: str, flags: dict[str, bool]) -> Non
     model(torch.ones(4, 3, device=device)).square().sum().backward()
     optimizer.step()
     assert not torch.equal(model.weight, before)
-
-
-def test_named_optimizers_of_ranks_that_share_a_gpu(tmp_path: Path) -> None:
-    values = {
-        "optimizer": {"groups": [{"match": ["extra.*"], "name": "rmsprop"}]},
-        "schedule": {"name": "cosine", "warmup": 2},
-        "distributed": {"device": "cuda", "backend": "gloo"},
-    }
-    assert_same([train(tmp_path, world, "Named", **values) for world in (1, 2, 4)])

@@ -1,4 +1,4 @@
-"""The recipe's own modules, as a run imports them."""
+"""The modules of a folder's recipe, as a run imports them."""
 
 from __future__ import annotations
 
@@ -6,11 +6,13 @@ from collections.abc import Iterator
 
 import pytest
 
+from tests.cli.processes import ROOT
 from tests.recipes.importing import importable
-from tests.recipes.small import RECIPE
 
 
 @pytest.fixture
-def recipe() -> Iterator[None]:
-    with importable(RECIPE):
+def recipe(request: pytest.FixtureRequest) -> Iterator[None]:
+    """That of the test's folder; tests in `tests/recipes` itself are about metric_learning."""
+    name = request.path.parent.name
+    with importable(ROOT / "recipes" / ("metric_learning" if name == "recipes" else name)):
         yield

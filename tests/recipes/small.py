@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
+from functools import partial
 from pathlib import Path
 
-from tests.cli.processes import ROOT, run
+from tests.cli.processes import ROOT
+from tests.recipes.importing import program
 
 RECIPE = ROOT / "recipes" / "metric_learning"
 FIRST, SECOND = RECIPE / "first.yaml", RECIPE / "second.yaml"
@@ -16,9 +16,7 @@ COMMON = (
 )  # fmt: skip
 
 
-def script(name: str, *words: str | Path, cwd: Path) -> subprocess.CompletedProcess[str]:
-    """Run one of the recipe's own programs."""
-    return run([sys.executable, str(RECIPE / name), *map(str, words)], cwd=cwd)
+script = partial(program, RECIPE)
 
 
 def make_data(folder: Path) -> None:

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import csv
 import json
-import subprocess
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 from safetensors.torch import load_file
 
 from tests.browser.browser import answer_of, found_browser
-from tests.cli.processes import run, samestep
+from tests.cli.processes import samestep
+from tests.distributed.running import rows_of
+from tests.recipes.importing import fork_commands, newest
 from tests.recipes.small import COMMON, FIRST, SECOND
 
 CLASSES = {"circle", "cross", "ring", "square", "triangle"}
@@ -39,12 +39,7 @@ def run_recipe(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """`run.py`, whose commands are forked by a process that has torch imported."""
     import run as recipe
 
-    def forked(command: list[str], **options: Any) -> subprocess.CompletedProcess[str]:
-        done = run(command, cwd=folder)
-        assert done.returncode in (0, 8), f"{command}: {done.stdout}\n{done.stderr}"
-        return done
-
-    monkeypatch.setattr(subprocess, "run", forked)
+    fork_commands(monkeypatch, codes=(0, 8))
     monkeypatch.chdir(folder)
     words = [folder, "--images", "shapes", "--per-class", "20", "--nproc", "2", *COMMON]
     assert recipe.main([str(word) for word in words]) == 0
@@ -62,21 +57,13 @@ def second(folder: Path) -> tuple[str, ...]:
     return (*common(folder), f"params.first={average}", f"optimizer.lr={rate}")
 
 
-def newest(run_dir: Path) -> dict[str, torch.Tensor]:
-    return load_file(max((run_dir / "checkpoints").glob("step-*")) / "model.safetensors")
-
-
-def rows(run_dir: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
-
-
 def assert_one_process_trains_the_same_run(folder: Path) -> None:
     for config, words in ((FIRST, common(folder)), (SECOND, second(folder))):
         done = samestep("train", config, *words, f"run_dir={config.stem}-alone", cwd=folder)
         assert done.returncode == 0, done.stderr
         two, one = folder / config.stem, folder / f"{config.stem}-alone"
         assert [json.loads((r / "plan.json").read_text())["world"] for r in (two, one)] == [2, 1]
-        losses = [[row["loss"] for row in rows(r) if "loss" in row] for r in (two, one)]
+        losses = [[row["loss"] for row in rows_of(r) if "loss" in row] for r in (two, one)]
         assert losses[0] == losses[1]
         mine, other = newest(two), newest(one)
         assert mine.keys() == other.keys()
@@ -93,7 +80,7 @@ def assert_one_two_and_four_ranks_are_one_run(folder: Path) -> None:
 
 
 def assert_judged_by_what_averaged_embeddings_find(folder: Path) -> None:
-    measured = [row for row in rows(folder / "first") if "ema_precision_at_1" in row]
+    measured = [row for row in rows_of(folder / "first") if "ema_precision_at_1" in row]
     assert len(measured) == 3
     assert all("ema_encoder/precision_at_1" in row for row in measured)
 

@@ -20,15 +20,18 @@ BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 
 
 @pytest.fixture
-def peers(monkeypatch: pytest.MonkeyPatch) -> Any:
+def script(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Any]:
     monkeypatch.syspath_prepend(str(BENCHMARKS))
-    return __import__("peers")
+    return __import__
 
 
-@pytest.fixture
-def lanes(monkeypatch: pytest.MonkeyPatch) -> Any:
-    monkeypatch.syspath_prepend(str(BENCHMARKS))
-    return __import__("lanes")
+def measured(script: str, options: str, folder: Path) -> tuple[Any, str]:
+    """What a benchmark wrote as JSON, and what it printed."""
+    answer = folder / "answer.json"
+    words = [sys.executable, str(BENCHMARKS / script), *options.split(), "--json", str(answer)]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
+    return json.loads(answer.read_text(encoding="utf-8")), done.stdout
 
 
 @pytest.fixture
@@ -39,17 +42,8 @@ def in_thread() -> Iterator[Callable[..., Any]]:
 
 @pytest.mark.variation("test_peers_runs_and_writes_what_it_measured, by the same harness")
 def test_contrastive_tells_another_loss_from_the_same(tmp_path: Path) -> None:
-    answer = tmp_path / "contrastive.json"
-    done = subprocess.run(
-        [
-            sys.executable, str(BENCHMARKS / "contrastive.py"), "--quick", "--device", "cpu",
-            "--worlds", "2", "--rounds", "1", "--json", str(answer),
-        ],
-        capture_output=True, text=True, timeout=300, check=False,
-    )  # fmt: skip
-    assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
-    found = json.loads(answer.read_text(encoding="utf-8"))["results"]
-    rows = {row["variant"]: row for row in found}
+    found, _ = measured("contrastive.py", "--quick --device cpu --worlds 2 --rounds 1", tmp_path)
+    rows = {row["variant"]: row for row in found["results"]}
     expected = rows["gathered graph"]["loss"]
     for name in ("samestep, 1 lane a rank", "samestep, kept", "samestep, recomputed"):
         assert rows[name]["loss"] == pytest.approx(expected, abs=1e-3)
@@ -57,18 +51,9 @@ def test_contrastive_tells_another_loss_from_the_same(tmp_path: Path) -> None:
 
 
 def test_peers_runs_and_writes_what_it_measured(tmp_path: Path) -> None:
-    answer = tmp_path / "peers.json"
-    done = subprocess.run(
-        [
-            sys.executable, str(BENCHMARKS / "peers.py"), "--quick", "--device", "cpu",
-            "--workload", "mlp", "--variants", "samestep,samestep-default,bare-graph",
-            "--rounds", "2", "--json", str(answer),
-        ],
-        capture_output=True, text=True, timeout=300, check=False,
-    )  # fmt: skip
-    assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
-    assert "left out: bare-graph (needs a GPU)" in done.stdout
-    found = json.loads(answer.read_text(encoding="utf-8"))
+    options = "--quick --device cpu --workload mlp --variants samestep,samestep-default,bare-graph --rounds 2"
+    found, said = measured("peers.py", options, tmp_path)
+    assert "left out: bare-graph (needs a GPU)" in said
     assert found["left_out"] == {"bare-graph": "needs a GPU"}
     rows = {row["variant"]: row for row in found["results"]}
     assert list(rows) == ["hand-written", "hand-written, in a thread", "samestep", "samestep-default"]
@@ -82,16 +67,8 @@ def test_peers_runs_and_writes_what_it_measured(tmp_path: Path) -> None:
 
 @pytest.mark.variation("test_peers_runs_and_writes_what_it_measured, by the same loops")
 def test_step_parts_add_up_to_steps(tmp_path: Path) -> None:
-    answer = tmp_path / "parts.json"
-    done = subprocess.run(
-        [
-            sys.executable, str(BENCHMARKS / "step_parts.py"), "--worlds", "2", "--rounds", "1",
-            "--samples", "16", "--json", str(answer),
-        ],
-        capture_output=True, text=True, timeout=300, check=False,
-    )  # fmt: skip
-    assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
-    loops = json.loads(answer.read_text(encoding="utf-8"))["2"]
+    found, _ = measured("step_parts.py", "--worlds 2 --rounds 1 --samples 16", tmp_path)
+    loops = found["2"]
     assert list(loops) == ["ddp", "samestep", "ddp again"]
     for name, rounds in loops.items():
         (parts,) = rounds
@@ -102,7 +79,8 @@ def test_step_parts_add_up_to_steps(tmp_path: Path) -> None:
         assert all(parts[part] > 0 for part in ("data", "forward", "backward", "optimizer", "rest"))
 
 
-def test_a_variant_that_trains_something_else_is_named(peers: Any) -> None:
+def test_a_variant_that_trains_something_else_is_named(script: Callable[[str], Any]) -> None:
+    peers = script("peers")
     contest = peers.open_contest(peers.workload_of("mlp", quick=True), torch.device("cpu"), fused=True, dropout=0.0)
     start = peers.reached_by(contest, contest.initial)
     fell_by = {"hand-written": 1.0, "fair": 0.995, "unfair": 0.98}
@@ -117,18 +95,9 @@ def test_a_variant_that_trains_something_else_is_named(peers: Any) -> None:
 
 @pytest.mark.variation("test_peers_runs_and_writes_what_it_measured, by the same harness")
 def test_lanes_runs_and_compares_bits(tmp_path: Path) -> None:
-    answer = tmp_path / "lanes.json"
-    done = subprocess.run(
-        [
-            sys.executable, str(BENCHMARKS / "lanes.py"), "--quick", "--device", "cpu",
-            "--workload", "conv", "--variants", "default,8-eager,8-graph-4",
-            "--rounds", "1", "--log-every", "7", "--json", str(answer),
-        ],
-        capture_output=True, text=True, timeout=300, check=False,
-    )  # fmt: skip
-    assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
-    assert "8 lanes: one hash for default, 8-eager" in done.stdout
-    found = json.loads(answer.read_text(encoding="utf-8"))
+    options = "--quick --device cpu --workload conv --variants default,8-eager,8-graph-4 --rounds 1 --log-every 7"
+    found, said = measured("lanes.py", options, tmp_path)
+    assert "8 lanes: one hash for default, 8-eager" in said
     graphs = ("bare-graph", "bare-graph, deterministic", "8-graph-4")
     assert found["left_out"] == dict.fromkeys(graphs, "needs a GPU")
     assert found["machine"]["log_every"] == 7
@@ -141,7 +110,8 @@ def test_lanes_runs_and_compares_bits(tmp_path: Path) -> None:
     assert rows["default"]["weights"] != rows["hand-written"]["weights"]
 
 
-def test_lanes_names_other_bits_and_missed_goals(lanes: Any) -> None:
+def test_lanes_names_other_bits_and_missed_goals(script: Callable[[str], Any]) -> None:
+    lanes = script("lanes")
     workload = lanes.workload_of("mlp", quick=True)
     # Only its name matters here: there are goals on GPUs only, and nothing is computed.
     contest = lanes.open_contest(workload, torch.device("cuda"))
@@ -164,7 +134,8 @@ def test_lanes_names_other_bits_and_missed_goals(lanes: Any) -> None:
     assert "default trained something else" in str(lanes.notes_on(results, {}))
 
 
-def test_lanes_shares_a_gpu_among_as_many_as_fit(lanes: Any) -> None:
+def test_lanes_shares_a_gpu_among_as_many_as_fit(script: Callable[[str], Any]) -> None:
+    lanes = script("lanes")
     everyone = [*lanes.BY_HAND, *lanes.OURS]
     small, large = (lanes.workload_of(key, quick=False) for key in ("gpt", "gpt-large"))
     assert [set(part) for part in lanes.parts_of(small, everyone)] == [set(everyone)]
@@ -173,7 +144,7 @@ def test_lanes_shares_a_gpu_among_as_many_as_fit(lanes: Any) -> None:
     assert [name for part in parts for name in part if name in lanes.OURS] == [*lanes.OURS]
 
 
-def test_a_variant_has_its_own_settings_of_torch_in_its_turns_only(peers: Any) -> None:
+def test_a_variant_has_its_own_settings_of_torch_in_its_turns_only() -> None:
     seen: list[bool] = []
 
     def open_deterministic() -> Callable[[int], None]:
@@ -228,18 +199,16 @@ def test_what_goes_wrong_in_a_thread_is_raised_where_one_waits(in_thread: Callab
         in_thread(lambda step_is_over: None)(1)
 
 
-def test_retrieval_says_what_it_takes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(str(BENCHMARKS))
-    found = __import__("retrieval").retrieve(700, 8, 9)
+def test_retrieval_says_what_it_takes(script: Callable[[str], Any]) -> None:
+    found = script("retrieval").retrieve(700, 8, 9)
     assert (found.rows, found.world) == (700, 1)
     assert 0 < found.values["precision_at_1"] < 1
     assert found.seconds > 0
     assert found.announced > 0
 
 
-def test_sweep_compares_trials_round_by_round(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(str(BENCHMARKS))
-    sweep = __import__("sweep")
+def test_sweep_compares_trials_round_by_round(script: Callable[[str], Any]) -> None:
+    sweep = script("sweep")
     spent = {sweep.COLD: [40.0, 60.0, 50.0], sweep.WARM: [10.0, 12.0, 25.0]}
     cold, warm = sweep.results_of(spent, ranks=2, trials=5)
     assert (cold.times, cold.goal, cold.trials_per_minute) == (1.0, None, 6.0)

@@ -13,8 +13,9 @@ import torch
 from samestep.config.loading import load_config
 from tests.cli.processes import run, samestep
 from tests.recipes.decomposition.small import COMMON, CONFIG, RECIPE
+from tests.recipes.importing import fork_commands
 
-pytestmark = pytest.mark.usefixtures("decomposition_recipe")
+pytestmark = pytest.mark.usefixtures("recipe")
 EXPERIMENTS = ("tms_5-2", "tms_40-10", "residual_mlp", "language")
 
 
@@ -23,12 +24,7 @@ def test_the_recipe_from_targets_to_results(tmp_path: Path, monkeypatch: pytest.
     """One test, for all of it is about the same trainings."""
     import run as recipe
 
-    def forked(command: list[str], **options: Any) -> subprocess.CompletedProcess[str]:
-        done = run(command, cwd=options["cwd"])
-        assert done.returncode == 0, f"{command}: {done.stdout}\n{done.stderr}"
-        return done
-
-    monkeypatch.setattr(subprocess, "run", forked)
+    fork_commands(monkeypatch)
     folder = tmp_path / "whole"
     assert recipe.main([str(folder), "--experiments", "tms_5-2,language", "--nproc", "1", *COMMON]) == 0
     results = json.loads((folder / "results.json").read_text())

@@ -17,7 +17,7 @@ from samestep import LaneBatch
 from samestep.data.batch import Moment
 from samestep.errors import TaskError
 
-pytestmark = pytest.mark.usefixtures("decomposition_recipe")
+pytestmark = pytest.mark.usefixtures("recipe")
 
 
 def gradient_of(function: Any, x: Tensor, incoming: Tensor) -> Tensor:

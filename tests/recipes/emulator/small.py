@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-from pathlib import Path
+from functools import partial
 
-from tests.cli.processes import ROOT, run
+from tests.cli.processes import ROOT
+from tests.recipes.importing import program
 
 RECIPE = ROOT / "recipes" / "emulator"
 CONFIG = RECIPE / "config.yaml"
@@ -17,6 +16,4 @@ COMMON = (
 SIZES = ("--times", "10", "--size", "12", "16")
 
 
-def script(name: str, *words: str | Path, cwd: Path) -> subprocess.CompletedProcess[str]:
-    """Run one of the recipe's own programs."""
-    return run([sys.executable, str(RECIPE / name), *map(str, words)], cwd=cwd)
+script = partial(program, RECIPE)

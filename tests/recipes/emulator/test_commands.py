@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 
 from tests.cli.processes import run
+from tests.distributed.running import rows_of
 from tests.recipes.emulator.small import COMMON, CONFIG, RECIPE, SIZES, script
+from tests.recipes.importing import fork_commands
 
-pytestmark = pytest.mark.usefixtures("emulator_recipe")
+pytestmark = pytest.mark.usefixtures("recipe")
 
 
 @pytest.mark.requirement("002-M3-2", "002-X-1b", "002-X-2b")
@@ -33,15 +33,9 @@ def run_recipe(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """`run.py`, whose commands are forked by a process that has torch imported."""
     import run as recipe
 
-    def forked(command: list[str], **options: Any) -> subprocess.CompletedProcess[str]:
-        # So wide that every Jacobian counts as still; and one evaluation sooner than the run ends by itself.
-        wide = ("tolerance: 0.02, patience: 3, least_evaluations: 5", "tolerance: 9, patience: 3, least_evaluations: 4")
-        command = [word.replace(*wide) for word in command]
-        done = run(command, cwd=options["cwd"])
-        assert done.returncode == 0, f"{command}: {done.stdout}\n{done.stderr}"
-        return done
-
-    monkeypatch.setattr(subprocess, "run", forked)
+    # So wide that every Jacobian counts as still; and one evaluation sooner than the run ends by itself.
+    wide = ("tolerance: 0.02, patience: 3, least_evaluations: 5", "tolerance: 9, patience: 3, least_evaluations: 4")
+    fork_commands(monkeypatch, lambda word: word.replace(*wide))
     assert recipe.main([str(folder), "--no-cpp", *SIZES, *COMMON, "epochs=5"]) == 0
     monkeypatch.undo()
 
@@ -58,10 +52,7 @@ def assert_one_two_and_four_ranks_are_one_run_of_shares(folder: Path) -> None:
     for world, ranks in held.items():
         assert sum(ranks) == whole, "each pattern is on one rank"
         assert max(ranks) <= whole / world + 8
-    measured = [
-        [json.loads(line) for line in (path / "metrics.jsonl").read_text().splitlines()] for path in worlds.values()
-    ]
-    evaluations = [[row for row in rows if "val_loss" in row] for rows in measured]
+    evaluations = [[row for row in rows_of(path) if "val_loss" in row] for path in worlds.values()]
     assert len(evaluations[0]) >= 2
     assert "jacobian/sensitivity/sst" in evaluations[0][0]
     assert evaluations[0] == evaluations[1] == evaluations[2]

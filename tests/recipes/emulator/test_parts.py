@@ -14,7 +14,7 @@ import torch
 from samestep import orders
 from samestep.errors import TaskError
 
-pytestmark = pytest.mark.usefixtures("emulator_recipe")
+pytestmark = pytest.mark.usefixtures("recipe")
 
 
 @pytest.fixture

@@ -1,20 +1,13 @@
-"""The recipe's own modules, as a run imports them, and its data, made once."""
+"""The recipe's data, made once."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from tests.recipes.importing import importable
 from tests.recipes.token_classification.small import RECIPE
-
-
-@pytest.fixture
-def token_recipe() -> Iterator[None]:
-    with importable(RECIPE):
-        yield
 
 
 @pytest.fixture(scope="session")

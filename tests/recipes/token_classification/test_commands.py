@@ -3,23 +3,21 @@
 from __future__ import annotations
 
 import json
-import subprocess
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file
 
 from samestep.errors import TaskError
-from tests.cli.processes import run, samestep
+from tests.cli.processes import samestep
+from tests.recipes.importing import fork_commands, newest
 from tests.recipes.token_classification.small import COMMON, TRAIN, script
 
 WORDS = ("--nproc", "2", "--train", "48", "--valid", "19", "--epochs", "2")
 
 
 @pytest.mark.requirement("001-G-1", "001-T-3", "001-S6-1")
-@pytest.mark.usefixtures("token_recipe")
+@pytest.mark.usefixtures("recipe")
 def test_the_recipe_from_documents_to_results(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """One test, for all of it is about the same trainings."""
     folder = tmp_path / "whole"
@@ -37,12 +35,7 @@ def run_recipe(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """`run.py`, whose commands are forked by a process that has torch imported."""
     import run as recipe
 
-    def forked(command: list[str], **options: Any) -> subprocess.CompletedProcess[str]:
-        done = run(command, cwd=options["cwd"])
-        assert done.returncode == 0, f"{command}: {done.stdout}\n{done.stderr}"
-        return done
-
-    monkeypatch.setattr(subprocess, "run", forked)
+    fork_commands(monkeypatch)
     assert recipe.main([str(folder), *WORDS, *COMMON]) == 0
     monkeypatch.undo()
 
@@ -51,10 +44,6 @@ def measured(run_dir: Path) -> dict[str, float]:
     """The last evaluation."""
     found: dict[str, float] = json.loads((run_dir / "result.json").read_text())["metrics"]
     return found
-
-
-def newest(run_dir: Path) -> dict[str, torch.Tensor]:
-    return load_file(max((run_dir / "checkpoints").glob("step-*")) / "model.safetensors")
 
 
 def assert_one_two_and_four_ranks_are_one_run(folder: Path) -> None:

@@ -16,7 +16,7 @@ from sklearn.metrics import f1_score
 
 from samestep.errors import MissingExtraError, TaskError
 
-pytestmark = pytest.mark.usefixtures("token_recipe")
+pytestmark = pytest.mark.usefixtures("recipe")
 
 
 def written(folder: Path, *lines: Any) -> Path:

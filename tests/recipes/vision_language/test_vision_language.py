@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,17 +14,11 @@ import torch
 
 from tests.cli.processes import ROOT, samestep
 from tests.ranks import run_ranks
-from tests.recipes.importing import importable
 
+pytestmark = pytest.mark.usefixtures("recipe")
 RECIPE = ROOT / "recipes" / "vision_language"
 SMALL = ("params.dim=16", "params.warmup=2", "global_batch=8", "loss_scale.interval=3")
 PLANTED, SAVED = 2, 4
-
-
-@pytest.fixture(autouse=True)
-def recipe() -> Iterator[None]:
-    with importable(RECIPE):
-        yield
 
 
 def _train(words: list[str]) -> int:

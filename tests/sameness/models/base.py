@@ -62,6 +62,13 @@ class Classify(Task):
         return F.cross_entropy(model(batch.x), batch.y, reduction="sum"), len(batch)
 
 
+class Validated(Classify):
+    """With a validation set."""
+
+    def valid_data(self) -> Any:
+        return TensorDataset(*points(37, seed=9))
+
+
 class Pictures(Classify):
     """The same for pictures."""
 

@@ -7,11 +7,10 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.utils.data import TensorDataset
 
 from samestep import Concatenate, LaneBatch
 from samestep.step.step import Step
-from tests.sameness.models.base import CLASSES, FEATURES, Classify, mlp, points
+from tests.sameness.models.base import CLASSES, FEATURES, Classify, Validated, mlp
 
 
 class MovingMean(nn.Module):
@@ -102,15 +101,12 @@ class TiedModules(Classify):
         return F.cross_entropy(logits, batch.y, reduction="sum"), len(batch)
 
 
-class CumulativeBatchNorm(Classify):
+class CumulativeBatchNorm(Validated):
     """BatchNorm whose statistics are plain means over all batches so far."""
 
     def model(self) -> nn.Module:
         first, last = nn.Linear(FEATURES, 8, bias=False), nn.Linear(8, CLASSES)
         return nn.Sequential(first, nn.BatchNorm1d(8, momentum=None), nn.ReLU(), last)
-
-    def valid_data(self) -> Any:
-        return TensorDataset(*points(37, seed=9))
 
 
 class Codebook(nn.Module):

@@ -97,19 +97,9 @@ class Grouped(Augmented):
         return orders.grouped(dataset.y.tolist())
 
 
-class Streams:
-    """One stream per lane, of different lengths, with noise."""
-
-    def lane_stream(self, lane: int, lanes: int, seed: int, epoch: int) -> Iterator[Any]:
-        x, y = points(SAMPLES + 7 * epoch)
-        for index in range(lane, len(x), lanes):
-            if index % 11 != lane % 3:
-                yield x[index] + 0.1 * torch.randn(()), y[index]
-
-
 class Streamed(Classify):
     def train_data(self) -> Any:
-        return Streams()
+        return tasks.Stream(0.1, points)
 
 
 class CountingStreams:

@@ -13,7 +13,7 @@ from torch.nn.utils.parametrizations import spectral_norm, weight_norm
 from torch.utils.data import TensorDataset
 
 from samestep import LaneBatch, Task
-from tests.sameness.models.base import CLASSES, FEATURES, Classify, mlp, points
+from tests.sameness.models.base import CLASSES, FEATURES, Classify, Validated, mlp, points
 
 
 class SpectralNorm(Classify):
@@ -112,27 +112,18 @@ class HookNoise(Classify):
         return model
 
 
-class DropoutInValidation(Classify):
+class DropoutInValidation(Validated):
     """Monte Carlo dropout: validation draws, too."""
-
-    def model(self) -> nn.Module:
-        return nn.Sequential(nn.Linear(FEATURES, 24), nn.ReLU(), nn.Linear(24, CLASSES))
-
-    def valid_data(self) -> Any:
-        return TensorDataset(*points(37, seed=9))
 
     def loss(self, model: nn.Module, batch: LaneBatch) -> tuple[Tensor, Any]:
         logits = model(F.dropout(batch.x, 0.2))
         return F.cross_entropy(logits, batch.y, reduction="sum"), len(batch)
 
 
-class Named(Classify):
-    """Its optimizers and schedules are the config's; with validation, for those that need it."""
+class Named(Validated):
+    """Its optimizers and schedules are the config's; validated, for those that need it."""
 
     optimizers = Task.optimizers
-
-    def valid_data(self) -> Any:
-        return TensorDataset(*points(23, seed=9))
 
 
 class NamedMatrices(Named):
@@ -159,7 +150,7 @@ class OptimizerNoise(Classify):
         return Langevin(model.parameters(), lr=0.05)
 
 
-class ExtraModule(Classify):
+class ExtraModule(Validated):
     """A head besides the model, with dropout and BatchNorm, in training and in validation."""
 
     def __init__(self) -> None:
@@ -175,19 +166,13 @@ class ExtraModule(Classify):
     def optimizers(self, model: nn.Module) -> Any:
         return torch.optim.SGD([*model.parameters(), *self.head.parameters()], lr=0.05)
 
-    def valid_data(self) -> Any:
-        return TensorDataset(*points(37, seed=9))
-
     def loss(self, model: nn.Module, batch: LaneBatch) -> tuple[Tensor, Any]:
         logits = self.head(model(batch.x))
         return F.cross_entropy(logits, batch.y, reduction="sum"), len(batch)
 
 
-class WrappedMetrics(Classify):
+class WrappedMetrics(Validated):
     """Metrics around metrics."""
-
-    def valid_data(self) -> Any:
-        return TensorDataset(*points(37, seed=9))
 
     def metrics(self) -> Mapping[str, Any]:
         from torchmetrics.classification import MulticlassAccuracy

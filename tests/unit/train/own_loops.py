@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -15,6 +14,7 @@ from torch.utils.data import Dataset
 import samestep
 from samestep.run.run import Run
 from samestep.step.step import Step
+from tests.distributed.running import rows_of
 
 
 class Noisy(Dataset[Any]):
@@ -118,8 +118,7 @@ def train_part(
 
 def rows(run_dir: Path, key: str) -> list[dict[str, Any]]:
     """The lines of metrics.jsonl that hold this value."""
-    lines = (run_dir / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
-    return [row for row in map(json.loads, lines) if key in row]
+    return [row for row in rows_of(run_dir) if key in row]
 
 
 def losses(run_dir: Path) -> list[float]:
