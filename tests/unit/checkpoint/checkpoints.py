@@ -16,6 +16,7 @@ from torch.optim import Optimizer
 
 from samestep.checkpoint.files import Files
 from samestep.checkpoint.format import write_checkpoint
+from samestep.checkpoint.listing import list_checkpoints
 from samestep.checkpoint.manifest import MANIFEST, MODEL, TRAINING, Best, Manifest, folder_name
 from samestep.checkpoint.state import RunState
 
@@ -50,6 +51,11 @@ def put(
     folder.mkdir(parents=True, exist_ok=True)
     write_checkpoint(Files(), path, model, training, saved)
     return path
+
+
+def saved_steps(run: Path) -> list[int]:
+    """Return the steps of a run's checkpoints."""
+    return [item.step for item in list_checkpoints(run / "checkpoints", checksums=True)]
 
 
 def bits(tensor: Tensor) -> Tensor:

@@ -59,11 +59,6 @@ def test_a_directory_with_other_files_is_refused_before_anything_is_written(tmp_
     assert content(tmp_path) == before
 
 
-def test_an_empty_directory_is_taken(tmp_path: Path) -> None:
-    RunDir(tmp_path).close()
-    assert marker_of(tmp_path).is_file()
-
-
 def test_a_directory_for_something_else_is_not_a_runs(tmp_path: Path) -> None:
     claim(tmp_path, purpose="verify")
     with pytest.raises(RunDirError, match="is not a run's directory"):
@@ -89,31 +84,6 @@ def test_a_directory_of_runs_is_not_cleared_as_a_verification(tmp_path: Path) ->
     with pytest.raises(RunDirError):
         clear(tmp_path / "verify", "verify")
     assert (tmp_path / "verify" / "checkpoints").is_dir()
-
-
-def in_the_way(path: Path, kind: str) -> None:
-    if kind == "file":
-        path.write_text("mine")
-    elif kind == "dangling link":
-        path.symlink_to(path.parent / "gone")
-    elif kind == "link to a file":
-        path.with_name("file").write_text("mine")
-        path.symlink_to(path.with_name("file"))
-
-
-@pytest.mark.parametrize(
-    ("kind", "words"),
-    [
-        ("file", "is a file, not a directory"),
-        ("dangling link", "it is a link to .*gone, which does not exist"),
-        ("link to a file", "is a file, not a directory"),
-    ],
-)
-def test_what_is_no_directory_is_one_clear_error(tmp_path: Path, kind: str, words: str) -> None:
-    path = tmp_path / "run"
-    in_the_way(path, kind)
-    with pytest.raises(RunDirError, match=f"run directory {path} cannot be written: .*{words}"):
-        RunDir(path)
 
 
 @pytest.mark.parametrize("code", [errno.ENOSPC, errno.EROFS, errno.EACCES])

@@ -59,12 +59,22 @@ def _begin(stores: list[CheckpointStore], step: int, ranks: range, splits: bool 
         stores[rank].write(model, _training(rank), manifest(step), part)
 
 
-@pytest.mark.parametrize("splits", [True, False], ids=["weights", "optimizer"])
-def test_all_parts_are_one_checkpoint(tmp_path: Path, splits: bool) -> None:
-    stores = _stores(tmp_path)
-    _begin(stores, STEP, range(WORLD), splits)
+def _saved(folder: Path, step: int = STEP, splits: bool = True) -> None:
+    """A save to which all ranks have come."""
+    stores = _stores(folder)
+    _begin(stores, step, range(WORLD), splits)
     for store in stores:
         store.wait()
+
+
+def _newest(folder: Path) -> int | None:
+    found = newest_valid(folder / "checkpoints", print)
+    return None if found is None else found.step
+
+
+@pytest.mark.parametrize("splits", [True, False], ids=["weights", "optimizer"])
+def test_all_parts_are_one_checkpoint(tmp_path: Path, splits: bool) -> None:
+    _saved(tmp_path, splits=splits)
     found = newest_valid(tmp_path / "checkpoints", print)
     assert found is not None
     assert found.step == STEP
@@ -99,24 +109,14 @@ def test_there_is_no_checkpoint_before_the_last_part(tmp_path: Path) -> None:
 
 
 def test_a_rank_that_is_gone_leaves_the_checkpoint_before(tmp_path: Path) -> None:
-    stores = _stores(tmp_path)
-    _begin(stores, STEP, range(WORLD))
-    for store in stores:
-        store.wait()
+    _saved(tmp_path)
     left = _stores(tmp_path, patience=Patience(lambda rank: rank == WORLD - 1))
     _begin(left, STEP + 1, range(WORLD - 1))
     with pytest.raises(PeerLost, match="part 3 of 3 was not written: rank 2 is gone"):
         left[0].wait()
-    found = newest_valid(tmp_path / "checkpoints", print)
-    assert found is not None
-    assert found.step == STEP
-    again = _stores(tmp_path)
-    _begin(again, STEP + 1, range(WORLD))
-    for store in again:
-        store.wait()
-    found = newest_valid(tmp_path / "checkpoints", print)
-    assert found is not None
-    assert found.step == STEP + 1
+    assert _newest(tmp_path) == STEP
+    _saved(tmp_path, STEP + 1)
+    assert _newest(tmp_path) == STEP + 1
     assert not list((tmp_path / "checkpoints").glob("*.partial"))
 
 
@@ -164,9 +164,7 @@ def test_a_run_that_ends_by_an_error_waits_for_parts_that_are_still_written(tmp_
     stores[0].finish(ending=True)
     for store in stores:
         store.wait()
-    found = newest_valid(tmp_path / "checkpoints", print)
-    assert found is not None
-    assert found.step == STEP
+    assert _newest(tmp_path) == STEP
 
 
 def test_a_run_that_ends_by_an_error_does_not_wait_for_ranks_that_write_nothing(tmp_path: Path) -> None:
@@ -179,10 +177,7 @@ def test_a_run_that_ends_by_an_error_does_not_wait_for_ranks_that_write_nothing(
 
 
 def test_parts_of_two_checkpoints_are_not_merged(tmp_path: Path) -> None:
-    stores = _stores(tmp_path)
-    _begin(stores, STEP, range(WORLD))
-    for store in stores:
-        store.wait()
+    _saved(tmp_path)
     folder = tmp_path / "checkpoints" / "step-00000004"
     shutil.copy(folder / "training-00002-of-00003.pt", folder / "training-00002-of-00004.pt")
     with pytest.raises(CheckpointError, match="parts of two checkpoints"):
@@ -199,10 +194,7 @@ def test_a_best_checkpoint_without_weights_is_not_exported(tmp_path: Path) -> No
 @pytest.mark.parametrize("killed", range(_OPERATIONS + 1))
 def test_a_kill_at_any_file_operation_loses_no_checkpoint(tmp_path: Path, killed: int) -> None:
     """Of rank 1's: its operations end with the one of this number, as if the process were gone."""
-    stores = _stores(tmp_path)
-    _begin(stores, STEP, range(WORLD))
-    for store in stores:
-        store.wait()
+    _saved(tmp_path)
     disk = _Dies(killed)
     dying = _stores(tmp_path, {1: disk}, Patience(lambda rank: rank == 1 and disk.is_dead))
     _begin(dying, STEP + 1, range(WORLD))

@@ -76,18 +76,11 @@ class Names(list[str]):
 @pytest.mark.parametrize(
     "value",
     [
-        np.float32(2.5),
-        np.int64(2),
-        np.bool_(True),
-        pytest.param(np.float64(2.5)),
-        pytest.param(np.str_("a")),
-        pytest.param(Pair(1, 2)),
-        pytest.param(Colour.RED),
-        pytest.param(Names(["a"])),
-        pytest.param({np.int64(3): 1}),
+        np.float32(2.5), np.int64(2), np.bool_(True), np.float64(2.5), np.str_("a"), Pair(1, 2), Colour.RED,
+        Names(["a"]), {np.int64(3): 1},
     ],
     ids=lambda value: f"{type(value).__name__} {value}",
-)
+)  # fmt: skip
 def test_what_can_be_saved_can_be_read_back(tmp_path: Path, value: Any) -> None:
     """Or is refused before it is written, and not when the run resumes."""
     copy, refused = attempt({"kept": {"x": value}})
@@ -173,14 +166,7 @@ def test_names_with_dots_do_not_share_a_buffer() -> None:
 
 @pytest.mark.parametrize(
     "value",
-    [
-        lambda: 1,
-        Path("x"),
-        torch.Generator(),
-        pytest.param(np.arange(3)),
-        pytest.param(np.arange(1)),
-        pytest.param(defaultdict(int, a=1)),
-    ],
+    [lambda: 1, Path("x"), torch.Generator(), np.arange(3), np.arange(1), defaultdict(int, a=1)],
     ids=lambda value: type(value).__name__,
 )
 def test_an_object_that_cannot_be_saved_is_refused_by_path(value: Any) -> None:

@@ -28,6 +28,9 @@ from tests.unit.config.configs import GOOD, mistakes
         ("schedule", {"name": "step"}, "schedule.args.step_size", "step cannot do without it"),
         ("schedule", {"name": "steplr", "args": {"x": 1, "step_size": 2}}, "schedule.args.x", "does not take it"),
         ("schedule", {"name": "steplr", "args": {"step_size": 2}, "final": 0.5}, "schedule.final", "does not take it"),
+        ("schedule", {"name": "warm_restarts", "args": {"T_O": 3}}, "schedule.args.T_O", "it takes T_0, T_mult"),
+        ("schedule", {"name": "plateau", "args": {"mode": "max"}}, "schedule.args.mode", "it takes factor"),
+        ("schedule", {"name": "step", "final": 0.1, "args": {"step_size": 1}}, "schedule.final", "linear, cosine"),
         ("schedule", {"name": "plateau", "every": "step"}, "schedule.every", "moves on with every evaluation"),
     ],
 )  # fmt: skip

@@ -134,6 +134,8 @@ def test_a_gradient_that_is_not_finite_is_found_in_any_type(dtype: torch.dtype, 
     assert check.found == 1
     check.begin()
     assert not check.found
+    check.apply([torch.tensor([bad, -bad], dtype=dtype)], 1.0)
+    assert check.found == 1
 
 
 def test_float64_gradients_are_divided_in_float64() -> None:

@@ -14,7 +14,6 @@ from samestep.config import load_config
 from samestep.config.optim import OptimizerConfig
 from samestep.errors import ConfigError, TaskError
 from samestep.optim.optimizers import build_optimizers, describe_optimizer
-from samestep.optim.schedules import describe_scaling, lr_factor
 
 CPU = torch.device("cpu")
 
@@ -246,24 +245,6 @@ def test_a_named_optimizer_steps_as_one_made_by_hand(name: str) -> None:
 
 def config_of(**values: Any) -> Any:
     return load_config({"task": "task.py:T", "epochs": 1, "global_batch": 64, **values})
-
-
-def test_scaling_of_rates() -> None:
-    assert lr_factor(config_of(), 64) == 1
-    assert lr_factor(config_of(base_batch=16), 64) == 1
-    assert lr_factor(config_of(base_batch=16, lr_scaling="linear"), 64) == 4
-    assert lr_factor(config_of(base_batch=16, lr_scaling="sqrt"), 64) == 2
-    assert lr_factor(config_of(base_batch=128, lr_scaling="linear"), 64) == 0.5
-
-
-def test_scaling_is_told_in_one_line() -> None:
-    assert describe_scaling(config_of(), 64) is None
-    assert describe_scaling(config_of(base_batch=64, lr_scaling="linear"), 64) is None
-    told = describe_scaling(config_of(base_batch=16), 64)
-    assert told is not None
-    assert "sqrt would multiply them by 2, linear by 4" in told
-    told = describe_scaling(config_of(base_batch=16, lr_scaling="sqrt"), 64)
-    assert told == ("Learning rates are multiplied by 2 (lr_scaling sqrt: global batch 64, base_batch 16)")
 
 
 def test_a_section_that_is_empty_is_on_and_needs_a_task() -> None:

@@ -5,8 +5,6 @@ from __future__ import annotations
 from types import ModuleType
 from typing import Any
 
-import pytest
-
 from samestep.config.names import argument_mistakes, arguments_of, classes_of, closest, with_tuples
 
 
@@ -40,26 +38,6 @@ def takes(params: Any, lr: float, *rest: int, momentum: float = 0.9, **more: int
 
 def test_only_arguments_that_have_a_name_can_be_given() -> None:
     assert list(arguments_of(takes, without=["params"])) == ["lr", "momentum"]
-
-
-@pytest.mark.parametrize(
-    ("given", "mistakes"),
-    [
-        ({"lr": 0.1}, []),
-        ({"lr": 0.1, "momentum": 0.5}, []),
-        ({}, ["o.lr: sgd cannot do without it: set it (it takes lr, momentum)"]),
-        (
-            {"momentun": 0.5},
-            [
-                "o.momentun: sgd does not take it: it takes lr, momentum",
-                "o.lr: sgd cannot do without it: set it (it takes lr, momentum)",
-            ],
-        ),
-    ],
-)
-def test_every_wrong_and_missing_argument_is_named(given: dict[str, float], mistakes: list[str]) -> None:
-    known = arguments_of(takes, without=["params"])
-    assert [str(found) for found in argument_mistakes("o", "sgd", known, given)] == mistakes
 
 
 def test_what_takes_no_arguments_is_described_as_such() -> None:

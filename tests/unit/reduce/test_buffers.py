@@ -33,10 +33,10 @@ def buffers_of(buffers: Sequence[Tensor], lanes: int = 4) -> LaneBuffers:
     return joined(Holder(*buffers), lanes)
 
 
-def run_lanes(found: LaneBuffers, *lanes: Callable[[], object]) -> None:
-    """A step in which each lane does something."""
+def run_lanes(found: LaneBuffers, *lanes: Callable[[], object], at: Sequence[int] | None = None) -> None:
+    """A step in which each lane does something; `at` has their numbers, if not from 0."""
     found.begin_step()
-    for lane, forward in enumerate(lanes):
+    for lane, forward in zip(range(len(lanes)) if at is None else at, lanes, strict=True):
         found.enter_lane()
         forward()
         found.leave_lane(lane)
@@ -47,16 +47,13 @@ def run_lanes(found: LaneBuffers, *lanes: Callable[[], object]) -> None:
 
 def run_step(found: LaneBuffers, buffer: Tensor, changes: dict[int, float]) -> list[float]:
     """A step in which each lane adds a number; returns where each lane started."""
-    starts = []
-    found.begin_step()
-    for lane, change in changes.items():
-        found.enter_lane()
+    starts: list[float] = []
+
+    def forward(change: float) -> None:
         starts.append(buffer.flatten()[0].item())
-        buffer += change
-        found.leave_lane(lane)
-    found.start()
-    found.wait()
-    found.finish()
+        buffer.add_(change)
+
+    run_lanes(found, *[lambda c=c: forward(c) for c in changes.values()], at=[*changes])
     return starts
 
 
@@ -87,27 +84,21 @@ def test_steps_follow_from_each_other() -> None:
     assert buffer.item() == 4.0
 
 
-@pytest.mark.parametrize(("changes", "expected"), [((1, 1), 1), ((1, 2), 2), ((3, 4), 4)])
-def test_counters_are_rounded(changes: tuple[int, int], expected: int) -> None:
-    """1.5 becomes 2 and 3.5 becomes 4: to even, the same on every rank."""
-    counter = torch.zeros((), dtype=torch.int64)
+@pytest.mark.parametrize("dtype", [torch.int64, torch.int32])
+@pytest.mark.parametrize(
+    ("changes", "expected"), [((1, 1), 1), ((1, 2), 2), ((3, 4), 4), ((5, 6), 6), ((-1, -2), -2), ((-3, -4), -4)]
+)
+def test_counters_are_rounded(dtype: torch.dtype, changes: tuple[int, int], expected: int) -> None:
+    """1.5 becomes 2 and 3.5 becomes 4: to even, on both sides of zero, the same on every rank."""
+    counter = torch.zeros((), dtype=dtype)
     run_step(buffers_of([counter], lanes=2), counter, dict(enumerate(changes)))
     assert counter.item() == expected
-    assert counter.dtype == torch.int64
+    assert counter.dtype == dtype
 
 
 def test_buffers_of_different_types_and_shapes_keep_them() -> None:
     buffers = [torch.zeros(2, 3), torch.zeros((), dtype=torch.float64), torch.zeros(1).half()]
-    found = buffers_of(buffers, lanes=2)
-    found.begin_step()
-    for lane in range(2):
-        found.enter_lane()
-        for number, buffer in enumerate(buffers):
-            buffer += number + 1
-        found.leave_lane(lane)
-    found.start()
-    found.wait()
-    found.finish()
+    run_lanes(buffers_of(buffers, lanes=2), *[lambda: [b.add_(n) for n, b in enumerate(buffers, 1)]] * 2)
     assert [buffer.flatten().tolist() for buffer in buffers] == [[1.0] * 6, [2.0], [3.0]]
     assert [buffer.dtype for buffer in buffers] == [torch.float32, torch.float64, torch.float16]
 
@@ -192,24 +183,15 @@ def test_integers_are_added_up_exactly() -> None:
     assert counter.item() == 2**61 + 2**58 - 1
 
 
-@pytest.mark.parametrize(("values", "expected"), [((-1, -2), -2), ((-3, -4), -4), ((5, 6), 6)])
-def test_halves_are_rounded_to_even_on_both_sides_of_zero(values: tuple[int, int], expected: int) -> None:
-    counter = torch.zeros(1, dtype=torch.int32)
-    run_lanes(buffers_of([counter], 2), *[lambda v=v: counter.add_(v) for v in values])
-    assert counter.item() == expected
-
-
-@pytest.mark.parametrize(("lanes", "expected"), [((0, 1, 0), True), ((0, 0, 0), False)])
-def test_a_flag_is_set_if_a_lane_sets_it(lanes: tuple[int, ...], expected: bool) -> None:
-    flag = torch.tensor([False])
-    run_lanes(buffers_of([flag], 3), *[lambda v=v: flag.fill_(bool(v)) for v in lanes])
+@pytest.mark.parametrize(
+    ("start", "lanes", "expected"), [(False, (0, 1, 0), True), (False, (0, 0, 0), False), (True, (0, 0), False)]
+)
+def test_a_flag_is_set_if_a_lane_sets_it_and_cleared_if_all_do(
+    start: bool, lanes: tuple[int, ...], expected: bool
+) -> None:
+    flag = torch.tensor([start])
+    run_lanes(buffers_of([flag], len(lanes)), *[lambda v=v: flag.fill_(bool(v)) for v in lanes])
     assert flag.item() is expected
-
-
-def test_a_flag_is_cleared_if_all_lanes_clear_it() -> None:
-    flag = torch.tensor([True])
-    run_lanes(buffers_of([flag], 2), flag.logical_not_, flag.logical_not_)
-    assert flag.item() is False
 
 
 def test_imaginary_parts_move_too() -> None:
@@ -262,14 +244,7 @@ def test_recorded_lanes_give_the_bits_of_lanes_one_after_the_other(missing: tupl
     lanes = [lane for lane in range(6) if lane not in missing]
     found, other = joined(eager, 6), joined(recorded, 6)
     for _ in range(3):
-        found.begin_step()
-        for lane in lanes:
-            found.enter_lane()
-            forward(eager, lane)
-            found.leave_lane(lane)
-        found.start()
-        found.wait()
-        found.finish()
+        run_lanes(found, *[lambda lane=lane: forward(eager, lane) for lane in lanes], at=lanes)
         record_lanes(other, {lane: lambda lane=lane: forward(recorded, lane) for lane in lanes})
     for name, buffer in eager.named_buffers():
         assert torch.equal(buffer, recorded.get_buffer(name)), name

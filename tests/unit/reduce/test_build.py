@@ -35,12 +35,6 @@ def test_one_process_wraps_nothing_at_any_level(same: str) -> None:
     assert type(reduction.gradients) is (OneLaneSum if same == "samples" else LaneSum)
 
 
-@pytest.mark.parametrize(("lanes", "split", "kind"), [(1, 1, OneLaneSum), (1, 2, LaneSum), (2, 1, LaneSum)])
-def test_the_count_must_be_known_before_the_only_backward_pass(lanes: int, split: int, kind: type) -> None:
-    reduction = build(nn.Linear(1, 1), lanes=lanes, memory={"lane_split": split})
-    assert type(reduction.gradients) is kind
-
-
 @pytest.mark.parametrize(("same", "averages"), [("bits", True), ("rounding", True), ("samples", False)])
 def test_fused_lanes_leave_buffers_to_the_model(same: str, averages: bool) -> None:
     model = nn.BatchNorm1d(2)

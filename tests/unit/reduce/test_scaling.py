@@ -2,24 +2,21 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import pytest
 import torch
 
 from samestep.optim.loss_scale import CheckedScaling
 from samestep.reduce.scaling import Scaling
 
 
-def test_gradients_are_multiplied_in_place_and_missing_ones_left_out() -> None:
+@pytest.mark.parametrize("factor", [0.5, torch.tensor(0.5)])
+def test_gradients_are_multiplied_in_place_and_missing_ones_left_out(factor: Any) -> None:
     first, second = torch.tensor([2.0, 4.0]), torch.tensor([8.0])
-    Scaling().apply([first, None, second], 0.5)
-    assert first.tolist() == [1.0, 2.0]
-    assert second.tolist() == [4.0]
-    Scaling().apply([None], 0.5)
-
-
-def test_the_factor_may_be_a_tensor() -> None:
-    grad = torch.tensor([2.0])
-    Scaling().apply([grad], torch.tensor(0.25))
-    assert grad.item() == 0.5
+    Scaling().apply([first, None, second], factor)
+    assert (first.tolist(), second.tolist()) == ([1.0, 2.0], [4.0])
+    Scaling().apply([None], factor)
 
 
 def test_a_plain_scaling_lets_every_step_count() -> None:
@@ -31,14 +28,6 @@ def test_a_plain_scaling_lets_every_step_count() -> None:
     scaling.update(8)
     assert not scaling.checks
     assert (scaling.found, scaling.start, scaling.scale, scaling.lowest_scale) == (None,) * 4
-
-
-def test_there_is_nothing_to_save_and_anything_can_be_restored() -> None:
-    scaling = Scaling()
-    assert scaling.state_dict() == {}
-    scaling.load_state_dict({"scale": 4.0})
-    assert scaling.state_dict() == {}
-    assert scaling.scale is None
 
 
 def test_scalings_share_no_state() -> None:

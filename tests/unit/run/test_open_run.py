@@ -10,17 +10,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
-from samestep.checkpoint.files import Files
-from samestep.checkpoint.format import write_checkpoint
-from samestep.checkpoint.manifest import MANIFEST, MODEL, TRAINING, Manifest, folder_name
+from samestep.checkpoint.manifest import TRAINING, folder_name
 from samestep.checkpoint.ownership import claim
 from samestep.config import Config, load_config
 from samestep.distributed.context import SingleProcessContext
 from samestep.errors import CheckpointError, RunDirError
 from samestep.run.open_run import Opened, open_run
 from samestep.run_setup import RunSetup
+from tests.unit.checkpoint.checkpoints import DAMAGED, manifest
+from tests.unit.checkpoint.checkpoints import put as put_checkpoint
 
 
 def rows(*steps: int) -> str:
@@ -34,20 +33,8 @@ def put(config: Config, *steps: int) -> None:
     """Checkpoints of a run in its directory, and its metrics up to the last of them."""
     path = claim(config.run_path)
     for step in steps:
-        saved = Manifest(
-            step=step,
-            epoch=0,
-            world=1,
-            saved_at=0.0,
-            metrics={},
-            best=None,
-            ended=None,
-            config=config.model_dump(mode="json"),
-            plan={"global_batch": 8, "lanes": 8},
-            versions={},
-        )
-        folder = path / "checkpoints" / folder_name(step)
-        write_checkpoint(Files(), folder, {"w": torch.ones(1)}, {"step": step}, saved)
+        saved = manifest(step, config=config.model_dump(mode="json"), plan={"global_batch": 8, "lanes": 8})
+        put_checkpoint(path / "checkpoints", saved=saved)
     (path / "metrics.jsonl").write_text(rows(*range(max(steps) + 2)))
 
 
@@ -88,17 +75,7 @@ def test_a_resumed_run_keeps_its_metrics_up_to_the_checkpoint(
         assert found.point.folder == config.run_path / "checkpoints" / folder_name(4)
     assert steps_in(config.run_path) == [0, 1, 2, 3]
     assert not (config.run_path / "earlier").exists()
-    assert f"Resuming from {found.point.folder}: step 4, epoch 0" in capfd.readouterr().err
-
-
-def test_a_run_from_the_beginning_sets_the_earlier_one_aside(tmp_path: Path) -> None:
-    config = config_in(tmp_path, "resume=never", "seed=1")
-    put(config_in(tmp_path), 2, 4)
-    with opened(config) as found:
-        assert found.point is None
-        found.accept()
-    assert not (config.run_path / "checkpoints").exists()
-    assert steps_in(config.run_path / "earlier" / "1") == [0, 1, 2, 3, 4, 5]
+    assert f"Resuming from {found.point.folder}: step 4, epoch 1" in capfd.readouterr().err
 
 
 def test_a_branch_from_an_older_checkpoint_sets_the_rest_aside(tmp_path: Path) -> None:
@@ -125,26 +102,14 @@ def test_another_run_is_refused_and_nothing_is_touched(tmp_path: Path) -> None:
     assert not (config.run_path / "config.json").exists()
 
 
-def cut(path: Path) -> None:
-    path.write_bytes(path.read_bytes()[:-1])
-
-
-def flip(path: Path) -> None:
-    data = bytearray(path.read_bytes())
-    data[-1] ^= 1
-    path.write_bytes(data)
-
-
-@pytest.mark.parametrize(
-    ("damage", "name"), [(Path.unlink, MANIFEST), (cut, MODEL), (cut, TRAINING), pytest.param(flip, MODEL)]
-)
+@DAMAGED
 def test_a_damaged_newest_checkpoint_does_not_make_the_run_a_branch(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str], damage: Callable[[Path], None], name: str
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], damage: Callable[[Path], None], words: str
 ) -> None:
     config = config_in(tmp_path)
     put(config, 2, 4)
     newest = config.run_path / "checkpoints" / folder_name(4)
-    damage(newest / name)
+    damage(newest)
     with opened(config) as found:
         assert found.point is not None
         assert found.point.manifest.step == 2

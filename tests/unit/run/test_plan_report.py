@@ -17,13 +17,10 @@ from samestep.config import load_config
 from samestep.data.factory import open_source
 from samestep.distributed.context import SingleProcessContext
 from samestep.errors import CheckpointError, Stopped
-from samestep.optim.precision import choose_precision
-from samestep.run.plan_report import report_plan, without_effect
+from samestep.run.plan_report import report_plan
 from samestep.run_setup import RunSetup
 from tests.unit.contexts import TwoRanks
 from tests.unit.train.own_loops import Noisy, Streams, settings, train, train_part
-
-CPU = torch.device("cpu")
 
 
 def report(
@@ -64,38 +61,11 @@ def test_every_ranks_share_is_in_the_plan(
     assert "2 ranks drive 3+1 lanes" in capsys.readouterr().err
 
 
-def test_a_batch_per_rank_is_reported_as_what_it_does(
-    context: SingleProcessContext, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    values = {"global_batch": None, "lanes": None, "batch_per_rank": 4}
-    report(context, tmp_path, **values)
-    assert "another number of ranks is another run" in capsys.readouterr().err
-
-
 def test_a_chosen_precision_is_reported_with_its_reason(
     context: SingleProcessContext, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     report(context, tmp_path, precision="auto")
     assert "precision fp32: auto: CPUs" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize(
-    ("values", "lines"),
-    [
-        ({}, []),
-        ({"precision": "tf32"}, ["precision: tf32 has no effect on cpu"]),
-        ({"loss_scale": {"init": 8.0}}, ["loss_scale has no effect with precision: fp32"]),
-        ({"loss_scale": {"init": 8.0}, "precision": "fp16"}, []),
-        ({"loss_scale": {"init": 8.0}, "precision": "auto"}, []),
-        ({"clip": {"norm": 1.0, "memory": 0.9}}, ["clip.memory has no effect"]),
-        ({"clip": {"adaptive": 2.0, "memory": 0.9}}, []),
-    ],
-)
-def test_settings_without_effect_are_reported(values: dict[str, Any], lines: list[str]) -> None:
-    config = load_config({"global_batch": 8, "epochs": 1, **values})
-    found = without_effect(config, choose_precision(config.precision, CPU))
-    assert len(found) == len(lines)
-    assert all(expected in line for expected, line in zip(lines, found, strict=True))
 
 
 def test_a_run_over_another_number_of_samples_is_refused(tmp_path: Path) -> None:

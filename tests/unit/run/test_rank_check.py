@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import pytest
 import torch
 import torch._dynamo  # the first optimizer does it, and it sets a variable of the environment
@@ -13,8 +11,6 @@ from torch.optim import SGD, Adam
 from samestep.errors import RanksDiffer
 from samestep.run.rank_check import _checksums, _differences, _named_tensors, refuse_different_ranks
 from tests.unit.contexts import TwoRanks
-
-NAN, INFINITE = float("nan"), float("inf")
 
 
 def checksum(tensor: Tensor) -> int:
@@ -27,25 +23,10 @@ def swapped(tensor: Tensor) -> Tensor:
     return other
 
 
-def moved(tensor: Tensor) -> Tensor:
-    return tensor.roll(1)
-
-
-def flipped_at(place: int, bit: int) -> Callable[[Tensor], Tensor]:
-    def change(tensor: Tensor) -> Tensor:
-        other = tensor.clone()
-        other.view(torch.uint8)[place] ^= 1 << bit
-        return other
-
-    return change
-
-
-def balanced(tensor: Tensor) -> Tensor:
-    """One byte up and another one down: the plain sum of the bytes stays."""
-    other = tensor.clone().view(torch.uint8)
-    other[0] = 10
-    other[9] = 20
-    return other.view(tensor.dtype)
+def flipped(tensor: Tensor, place: int, bit: int) -> Tensor:
+    other = tensor.clone()
+    other.view(torch.uint8)[place] ^= 1 << bit
+    return other
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int64], ids=str)
@@ -53,13 +34,12 @@ def test_a_checksum_sees_bits_and_places(dtype: torch.dtype) -> None:
     torch.manual_seed(0)
     tensor = torch.arange(1, 65).to(dtype)
     size = tensor.element_size()
-    sums = [checksum(tensor), checksum(swapped(tensor)), checksum(moved(tensor))]
-    sums += [checksum(flipped_at(place, bit)(tensor)) for place in range(0, 64 * size, 7) for bit in range(8)]
+    sums = [checksum(tensor), checksum(swapped(tensor)), checksum(tensor.roll(1))]
+    sums += [checksum(flipped(tensor, place, bit)) for place in range(0, 64 * size, 7) for bit in range(8)]
     assert len(set(sums)) == len(sums)
-    base = balanced(tensor)
-    other = base.clone()
-    other.view(torch.uint8)[0] += 1
-    other.view(torch.uint8)[9] -= 1
+    base, other = tensor.clone(), tensor.clone()  # one byte up, another one down: the plain sum of the bytes stays
+    for one, values in ((base, [10, 20]), (other, [11, 19])):
+        one.view(torch.uint8)[[0, 9]] = torch.tensor(values, dtype=torch.uint8)
     assert checksum(base) != checksum(other)
 
 
@@ -89,7 +69,7 @@ def test_large_tensors_are_gone_through_in_parts(monkeypatch: pytest.MonkeyPatch
     reordered = parts.flip(0).reshape(-1)
     doubled = tensor.clone()
     doubled[2:4] = tensor[:2]
-    sums = {checksum(t) for t in (tensor, reordered, doubled, swapped(tensor), moved(tensor))}
+    sums = {checksum(t) for t in (tensor, reordered, doubled, swapped(tensor), tensor.roll(1))}
     assert len(sums) == 5
 
 

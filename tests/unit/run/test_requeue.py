@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from samestep.config.schema import PreemptionConfig
-from samestep.run.requeue import job_name, requeue
+from samestep.run.requeue import requeue
 
 JOB = {"SLURM_JOB_ID": "4711"}
 ARRAY = {"SLURM_JOB_ID": "4719", "SLURM_ARRAY_JOB_ID": "4711", "SLURM_ARRAY_TASK_ID": "8"}
@@ -39,7 +39,9 @@ def scontrol(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Scontrol:
     return install
 
 
-@pytest.mark.parametrize(("environ", "job"), [(JOB, "4711"), (ARRAY, "4711_8")])
+@pytest.mark.parametrize(
+    ("environ", "job"), [(JOB, "4711"), (ARRAY, "4711_8"), ({**ARRAY, "SLURM_ARRAY_TASK_ID": "0"}, "4711_0")]
+)
 def test_a_job_whose_end_was_announced_is_requeued(scontrol: Scontrol, environ: dict[str, str], job: str) -> None:
     asked = scontrol()
     assert reported(AUTO, "SIGUSR1", environ) == [f"Requeuing job {job}"]
@@ -78,13 +80,6 @@ def test_a_job_that_ends_in_the_grace_of_its_preemption_is_requeued(
     asked = scontrol(said=f"echo JobId=4711 JobState={state} PreemptTime={preempted}")
     assert reported(AUTO, "SIGTERM", JOB) == (["Requeuing job 4711"] if requeued else [])
     assert ("requeue 4711" in asked.read_text()) is requeued
-
-
-def test_a_task_of_an_array_is_requeued_alone() -> None:
-    assert job_name(ARRAY) == "4711_8"
-    assert job_name({**ARRAY, "SLURM_ARRAY_TASK_ID": "0"}) == "4711_0"
-    assert job_name(JOB) == "4711"
-    assert job_name({}) is None
 
 
 def test_without_scontrol_the_user_learns_what_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

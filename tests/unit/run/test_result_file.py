@@ -152,23 +152,20 @@ def test_a_file_that_cannot_be_written_does_not_hide_the_runs_own_error(
     assert "result.json could not be written" in caplog.text
 
 
+DONE = RunResult("finished").as_json()
+
+
 @pytest.mark.parametrize(
-    ("change", "message"),
+    ("text", "message"),
     [
-        ({"steps": "six"}, "is not what a run writes"),
-        ({"status": "great"}, "status: Input should be 'running'"),
-        ({"more": 1}, "is not what a run writes"),
+        (json.dumps({**DONE, "steps": "six"}), "is not what a run writes"),
+        (json.dumps({**DONE, "status": "great"}), "status: Input should be 'running'"),
+        (json.dumps({**DONE, "more": 1}), "is not what a run writes"),
+        ('{"status": "fin', "is not valid JSON"),
     ],
 )
-def test_a_changed_file_is_refused(tmp_path: Path, change: dict[str, Any], message: str) -> None:
-    document = {**RunResult("finished").as_json(), **change}
-    (tmp_path / "result.json").write_text(json.dumps(document))
+def test_a_changed_or_truncated_file_is_refused(tmp_path: Path, text: str, message: str) -> None:
+    (tmp_path / "result.json").write_text(text)
     with pytest.raises(CheckpointError, match=message):
-        read_result(tmp_path)
-
-
-def test_a_truncated_file_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "result.json").write_text('{"status": "fin')
-    with pytest.raises(CheckpointError, match="is not valid JSON"):
         read_result(tmp_path)
     assert read_result(tmp_path / "nothing") is None

@@ -19,6 +19,7 @@ from samestep.checkpoint.manifest import verify_checkpoint
 from samestep.errors import CheckpointError, OutOfMemory, StepError, Stopped
 from samestep.optim.schedules import Schedule
 from samestep.step.step import Step
+from tests.unit.checkpoint.checkpoints import saved_steps
 from tests.unit.train.own_loops import (
     Noisy,
     Streams,
@@ -31,11 +32,6 @@ from tests.unit.train.own_loops import (
     train,
     train_part,
 )
-
-
-def saved_steps(folder: Path) -> list[int]:
-    return [item.step for item in list_checkpoints(folder / "checkpoints", checksums=True)]
-
 
 # -- resuming -------------------------------------------------------------------------------------
 
@@ -148,15 +144,6 @@ def test_initial_weights_follow_from_the_seed_alone(tmp_path: Path) -> None:
     assert not torch.equal(weights(2, seed=1), weights(3, seed=2))
 
 
-def test_what_prepare_once_draws_changes_nothing(tmp_path: Path) -> None:
-    found = []
-    for number in range(2):
-        with samestep.start(settings(tmp_path / str(number))) as run:
-            run.once_per_node(lambda number=number: torch.rand(number))  # type: ignore[misc]
-            found.append(torch.rand(3))
-    assert torch.equal(*found)
-
-
 def test_prepare_gives_the_objects_back_in_their_order(tmp_path: Path) -> None:
     model = net()
     optimizer = SGD(model.parameters(), lr=0.1)
@@ -173,6 +160,12 @@ def test_prepare_gives_the_objects_back_in_their_order(tmp_path: Path) -> None:
         (lambda run: next(run.steps(Noisy())), r"run\.steps came before run\.prepare"),
         (lambda run: run.evaluate(Noisy(), None), r"an evaluation came before run\.prepare"),
         (lambda run: run.save({"a": 1.0}), r"run\.save belongs inside the loop over the training data"),
+        (lambda run: (train(run), run.save({"a": 1.0})), r"run\.save belongs inside"),
+        (lambda run: (prepared(run), list(run.steps(Noisy()))), r"step 0 was left without step\.train"),
+        (
+            lambda run: (prepared(run), next(run.steps(Noisy())), run.save()),
+            r"run\.save came before the update of step 0",
+        ),
         (lambda run: (prepared(run), prepared(run)), r"run\.prepare was called twice"),
         (lambda run: run.register("x", object()), r"run\.register\('x'\) got a object"),
     ],
@@ -180,13 +173,6 @@ def test_prepare_gives_the_objects_back_in_their_order(tmp_path: Path) -> None:
 def test_calls_that_come_too_early_or_twice_are_refused(tmp_path: Path, call: Any, message: str) -> None:
     with samestep.start(settings(tmp_path)) as run, pytest.raises(StepError, match=message):
         call(run)
-
-
-def test_save_after_the_last_step_is_refused(tmp_path: Path) -> None:
-    with samestep.start(settings(tmp_path)) as run:
-        train(run)
-        with pytest.raises(StepError, match=r"run\.save belongs inside"):
-            run.save({"a": 1.0})
 
 
 @pytest.mark.parametrize("steps", [1, 4, 5])
@@ -205,15 +191,6 @@ def test_an_epoch_that_the_runs_end_cuts_ends_as_any_other(tmp_path: Path, steps
     assert (found.step, found.manifest.metrics["epoch"]) == (steps, seen[-1][0])
 
 
-def test_a_step_that_is_left_without_an_update_is_refused(tmp_path: Path) -> None:
-    with samestep.start(settings(tmp_path)) as run:
-        prepared(run)
-        steps = run.steps(Noisy())
-        next(steps)
-        with pytest.raises(StepError, match=r"step 0 was left without step\.train"):
-            next(steps)
-
-
 @pytest.mark.parametrize(
     ("values", "lr"),
     [
@@ -223,9 +200,12 @@ def test_a_step_that_is_left_without_an_update_is_refused(tmp_path: Path) -> Non
         ({"base_batch": 2}, 0.1),
     ],
 )
-def test_rates_are_scaled_by_the_global_batch(tmp_path: Path, values: dict[str, Any], lr: float) -> None:
+def test_rates_are_scaled_by_the_global_batch(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], values: dict[str, Any], lr: float
+) -> None:
     with samestep.start(settings(tmp_path, **values)) as run:
         assert run.scaled_lr(0.1) == pytest.approx(lr)
+    assert ("multiplied by" in capsys.readouterr().err) is ("lr_scaling" in values)
 
 
 # -- the length of a run --------------------------------------------------------------------------

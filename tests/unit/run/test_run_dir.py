@@ -11,7 +11,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -129,34 +129,35 @@ def test_a_file_system_without_locks_does_not_stop_the_run(
 
 def test_two_runs_of_one_process_do_not_share_a_directory(tmp_path: Path) -> None:
     first = RunDir(tmp_path)
-    with pytest.raises(RunDirError, match=f"in use by process {os.getpid()} on"):
-        RunDir(tmp_path)
+    for _ in range(2):  # a refused run leaves the holder's name
+        with pytest.raises(RunDirError, match=f"in use by process {os.getpid()} on"):
+            RunDir(tmp_path)
     first.close()
     first.close()  # twice is safe
     RunDir(tmp_path).close()
     assert len((tmp_path / "run.lock").read_text().splitlines()) == 1
 
 
-def test_a_refused_run_does_not_erase_the_holders_name(tmp_path: Path) -> None:
-    first = RunDir(tmp_path)
-    for _ in range(2):
-        with pytest.raises(RunDirError, match=f"process {os.getpid()}"):
-            RunDir(tmp_path)
-    first.close()
+IN_THE_WAY: dict[str, tuple[Callable[[Path], object], str]] = {
+    "a file": (lambda run: run.write_text("mine"), "is a file, not a directory"),
+    "a dangling link": (
+        lambda run: run.symlink_to(run.parent / "gone"),
+        "it is a link to .*gone, which does not exist",
+    ),
+    "a link to a file": (lambda run: run.symlink_to(__file__), "is a file, not a directory"),
+    "a file above": (lambda run: (run.parent.rmdir(), run.parent.write_text("mine")), ""),
+    "a directory for the lock": (lambda run: claim(run, "run.lock"), ""),
+}
 
 
-@pytest.mark.parametrize("in_the_way", ["run", "run/run.lock", ""])
-def test_a_directory_that_cannot_be_written_is_reported(tmp_path: Path, in_the_way: str) -> None:
-    blocked = tmp_path / "runs"
-    path = blocked / in_the_way
-    if in_the_way == "run/run.lock":
-        claim(blocked / "run", "run.lock")
-    else:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text("a file")
-    with pytest.raises(RunDirError) as caught:
-        RunDir(blocked / "run")
-    assert f"run directory {blocked / 'run'} cannot be written: " in str(caught.value)
+@pytest.mark.parametrize("kind", IN_THE_WAY)
+def test_a_directory_that_cannot_be_written_is_one_clear_error(tmp_path: Path, kind: str) -> None:
+    put, words = IN_THE_WAY[kind]
+    run = tmp_path / "runs" / "run"
+    run.parent.mkdir()
+    put(run)
+    with pytest.raises(RunDirError, match=f"run directory {run} cannot be written: .*{words}") as caught:
+        RunDir(run)
     assert "Set run_dir to a directory that you can write to" in str(caught.value)
 
 

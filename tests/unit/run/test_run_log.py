@@ -114,13 +114,6 @@ def test_a_skipped_step_with_a_bad_loss_is_written(context: SingleProcessContext
     assert notes.rows[0]["skipped"] is True
 
 
-def test_other_values_are_written_with_their_step(context: SingleProcessContext) -> None:
-    log, notes = log_of(context)
-    log.write(4, {"val_loss": 0.5})
-    log.close()
-    assert notes.events == [("write", {"step": 4, "val_loss": 0.5}), "close"]
-
-
 @pytest.mark.parametrize(("log_every", "timed"), [(3, 3), (100, 8)])
 def test_at_least_one_step_of_a_period_is_timed(context: SingleProcessContext, log_every: int, timed: int) -> None:
     log_of(context, log_every)

@@ -18,6 +18,7 @@ from samestep.data.batch import Position
 from samestep.distributed.context import SingleProcessContext
 from samestep.errors import StepError
 from samestep.run.saver import Saver
+from tests.unit.checkpoint.checkpoints import saved_steps
 from tests.unit.clock import Clock
 
 NAN, INFINITE = float("nan"), float("inf")
@@ -33,10 +34,6 @@ def saver_in(tmp_path: Path, context: SingleProcessContext, *overrides: str) -> 
     model = nn.Linear(1, 1)
     saver.prepare([model], [SGD(model.parameters(), lr=0.1)], [])
     return saver
-
-
-def saved_steps(tmp_path: Path) -> list[int]:
-    return [item.step for item in list_checkpoints(tmp_path / "checkpoints", checksums=True)]
 
 
 def _pass(clock: Clock, seconds: float) -> None:
@@ -86,22 +83,6 @@ def test_a_save_is_due_by_steps_and_by_epochs(
         if saver.is_due(steps, (steps - 1) // 4 + 1, ends_epoch=steps % 4 == 0)
     }
     assert found == due
-
-
-def test_a_new_best_is_saved_with_its_step(tmp_path: Path, context: SingleProcessContext) -> None:
-    saver = saver_in(tmp_path, context)
-    saver.remember(3, {"val_loss": 0.5}, best=False)
-    assert not saver.is_due(3, 1, ends_epoch=False)
-    saver.remember(3, {"val_loss": 0.25, "accuracy": 0.5}, best=True)
-    assert saver.is_due(3, 1, ends_epoch=False)
-    saver.save(Position(3), {}, None)
-    assert not saver.is_due(4, 1, ends_epoch=False)
-    saver.close()
-    [found] = list_checkpoints(tmp_path / "checkpoints", checksums=True)
-    assert found.manifest is not None
-    assert found.manifest.best is not None
-    assert (found.manifest.best.step, found.manifest.best.value) == (3, 0.25)
-    assert found.manifest.metrics == {"val_loss": 0.25, "accuracy": 0.5}
 
 
 def test_one_step_is_saved_once(tmp_path: Path, context: SingleProcessContext) -> None:

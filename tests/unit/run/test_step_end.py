@@ -217,15 +217,6 @@ def test_a_step_that_is_not_finite_is_not_saved(context: SingleProcessContext, w
     assert end.events == ["flush"]
 
 
-@pytest.mark.parametrize(("data", "expected"), [({}, Position(6, 0, 6)), ({"ends_epoch": True}, Position(6, 1, 0))])
-def test_the_position_saved_is_that_of_the_next_step(
-    context: SingleProcessContext, data: dict[str, Any], expected: Position
-) -> None:
-    end = End(context)
-    end.step(5, SAVE, **data)
-    assert end.saver.positions == [expected]
-
-
 def test_states_of_streams_are_gathered_from_all_ranks(two_ranks: TwoRanks) -> None:
     end = End(two_ranks)
     two_ranks.other = {1: "of the other"}
@@ -234,27 +225,6 @@ def test_states_of_streams_are_gathered_from_all_ranks(two_ranks: TwoRanks) -> N
 
 
 # -- the last step --------------------------------------------------------------------------------
-
-
-def test_the_last_step_by_number_ends_the_run(context: SingleProcessContext) -> None:
-    end = End(context)
-    assert not end.step(3, total=5)
-    assert end.step(4, total=5)
-    assert ("save", 5, "done") in end.events
-
-
-def test_the_last_epoch_ends_a_run_of_unknown_length(context: SingleProcessContext) -> None:
-    end = End(context)
-    assert not end.step(3, total=None, epoch=1, ends_epoch=True)
-    assert not end.step(4, total=None, epoch=2)
-    assert end.step(5, total=None, epoch=2, ends_epoch=True)
-
-
-def test_a_requested_end_is_saved_with_its_reason(context: SingleProcessContext) -> None:
-    end = End(context)
-    end.end.stop_reason = "no better val_loss for 3 evaluations"
-    assert end.step(1)
-    assert ("save", 2, "no better val_loss for 3 evaluations") in end.events
 
 
 def test_the_end_of_a_runs_length_is_done_whatever_else_was_requested(context: SingleProcessContext) -> None:
@@ -281,23 +251,10 @@ def test_a_signal_saves_waits_for_the_disk_and_stops(context: SingleProcessConte
     ]  # fmt: skip
 
 
-def test_of_several_ranks_the_one_that_got_the_signal_is_named(two_ranks: TwoRanks) -> None:
-    with pytest.raises(Stopped, match=r"^SIGUSR1 on rank 1 stopped the run after step 1"):
-        End(two_ranks).step(0, 0.0, float(signal.SIGUSR1))
-
-
 def test_a_stop_without_checkpoints_reports_that_nothing_is_saved(context: SingleProcessContext) -> None:
     end = End(context, checkpoint={"enabled": False})
     with pytest.raises(Stopped, match=r"nothing is saved, since checkpoint\.enabled is false"):
         end.step(0, float(signal.SIGTERM))
-
-
-def test_a_pause_stops_after_exactly_so_many_steps(context: SingleProcessContext) -> None:
-    end = End(context)
-    end.end.pause_after = 2
-    assert not end.step(0)
-    with pytest.raises(Stopped, match=r"^--stop-after stopped the run after step 2"):
-        end.step(1)
 
 
 def test_only_a_signal_requeues_the_job(context: SingleProcessContext, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -364,17 +321,6 @@ def test_several_ranks_always_send_how_long_they_worked(two_ranks: TwoRanks) -> 
 
 
 # -- checks and resumes ---------------------------------------------------------------------------
-
-
-def test_ranks_are_compared_every_so_many_steps(two_ranks: TwoRanks) -> None:
-    end = End(two_ranks, check_ranks_every=3)
-    model = nn.Linear(1, 1)
-    end.end.watched = ([model], [])
-    two_ranks.other = {}
-    assert not end.step(0, 0.0, 0.0)
-    assert not end.step(1, 0.0, 0.0)
-    with pytest.raises(RanksDiffer, match="not the same after step 2"):
-        end.step(2, 0.0, 0.0)
 
 
 @pytest.mark.parametrize(

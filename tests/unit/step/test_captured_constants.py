@@ -33,25 +33,13 @@ def of_task(task: Task) -> CapturedConstants:
     return CapturedConstants.of_loss(task.loss, [])
 
 
-def set_weight(task: Task) -> None:
-    task.weight = 2.0
-
-
-def set_same_weight(task: Task) -> None:
-    task.weight = float("1.0")
-
-
-def replace_table(task: Task) -> None:
-    task.table = torch.ones(2)
-
-
 @pytest.mark.parametrize(
     ("change", "name"),
     [
-        (set_weight, "Task.weight"),
+        (lambda task: setattr(task, "weight", 2.0), "Task.weight"),
         (lambda task: task.loss(None), "Task.calls"),
-        (replace_table, "Task.table"),
-        (set_same_weight, None),
+        (lambda task: setattr(task, "table", torch.ones(2)), "Task.table"),
+        (lambda task: setattr(task, "weight", float("1.0")), None),
         (lambda task: task.table.add_(1), None),  # a replay reads it there
         (lambda task: None, None),
     ],

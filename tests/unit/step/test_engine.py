@@ -16,7 +16,6 @@ from samestep.errors import TaskError
 from samestep.optim.loss_scale import CheckedScaling, LossScale
 from samestep.reduce.gradients import LaneSum, OneLaneSum
 from samestep.reduce.scaling import Scaling
-from samestep.reduce.stats import NO_FLAGS
 from samestep.step.build_engine import Prepared, _uses_graphs, prepare
 from samestep.step.lane_passes import WholeLanes
 from samestep.step.micro_batches import MicroBatches
@@ -183,32 +182,6 @@ def test_norms_are_measured_for_groups_that_train_only() -> None:
     norms = steps.records[0].grad_norm
     assert isinstance(norms, tuple)
     assert len(norms) == 2
-
-
-def test_after_update_is_called_for_updates_that_changed_the_weights_only() -> None:
-    calls: list[int] = []
-    steps = Steps(on_nonfinite="skip", engine={"after_update": calls.append})
-    for step, factor in zip(steps, (1.0, float("nan"), 1.0), strict=False):
-        step.train(lambda batch, f=factor: (f * steps.model(batch.x).sum(), len(batch)))  # type: ignore[misc]
-    assert [record.skipped for record in steps.records] == [False, True, False]
-    assert calls == [0, 2]
-
-
-def test_schedules_move_with_every_update() -> None:
-    model = linear()
-    optimizer = SGD(model.parameters(), lr=1.0)
-    steps = Steps(objects=[model, optimizer, StepLR(optimizer, 1, gamma=0.5)])
-    for step in steps:
-        step.train(output_sum(model))
-        if step.index == 2:
-            break
-    assert [record.lr for record in steps.records] == [(1.0,), (0.5,), (0.25,)]
-
-
-def test_an_engine_by_default_sends_no_flags_and_draws_between_lanes() -> None:
-    engine = Steps().engine
-    assert engine.flags() is NO_FLAGS
-    assert engine.draws_between
 
 
 def test_groups_may_all_have_a_clip_norm_of_their_own() -> None:

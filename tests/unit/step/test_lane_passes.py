@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.optim import SGD
 
 from samestep.data.batch import LaneBatch, Position
-from samestep.errors import NonFiniteLoss, StepError, TaskError
+from samestep.errors import StepError, TaskError
 from samestep.lanes.random_streams import BETWEEN, MODEL
 from samestep.reduce.gradients import Grads, RecordedSums
 from samestep.reduce.stats import NO_FLAGS, LaneStats, RankFlags
@@ -26,15 +26,11 @@ def loss_of(steps: Steps, batch: LaneBatch) -> Tensor:
     return loss
 
 
-def test_backward_before_the_lanes_is_refused() -> None:
-    steps = Steps()
-    with pytest.raises(StepError, match=r"backpropagated inside of its lane"):
-        steps.first_passes().backward((steps.model(inputs(1)).sum(), 1))
-
-
-def test_backward_after_the_last_lane_is_refused() -> None:
+def test_backward_outside_of_a_lane_is_refused() -> None:
     steps = Steps()
     passes = steps.first_passes()
+    with pytest.raises(StepError, match=r"backpropagated inside of its lane"):
+        passes.backward((steps.model(inputs(1)).sum(), 1))
     for batch in passes.lanes():
         passes.backward((loss_of(steps, batch), len(batch)))
     with pytest.raises(StepError, match="inside of its lane"):
@@ -105,14 +101,16 @@ def test_a_frozen_parameter_that_gets_a_gradient_is_refused_by_name() -> None:
 # -- reading --------------------------------------------------------------------------------------
 
 
-def test_what_a_loop_leaves_unread_is_not_given_to_the_next_step() -> None:
-    steps = Steps()
+def test_what_a_loop_leaves_unread_is_reported_and_not_given_to_the_next_step() -> None:
+    seen: list[int] = []
+    steps = Steps(engine={"on_batch": lambda step, batch: seen.append(batch.lane)})
     every = steps.passes()
     passes = next(every)
     for batch in passes.lanes():
         passes.backward((loss_of(steps, batch), 1))
         break
     passes.update()
+    assert seen == [0, 1, 2, 3]
     assert [batch.ids for batch in next(every).lanes()] == [(4,), (5,), (6,), (7,)]
 
 
@@ -123,17 +121,6 @@ def test_every_batch_is_reported_once_and_in_order() -> None:
         list(passes.lanes())
         passes.train(output_sum(steps.model))
     assert seen == [(0, 0, (0, 1)), (0, 1, (2, 3)), (1, 0, (4, 5)), (1, 1, (6, 7))]
-
-
-def test_unread_batches_are_reported_too() -> None:
-    seen: list[int] = []
-    steps = Steps(engine={"on_batch": lambda step, batch: seen.append(batch.lane)})
-    passes = steps.first_passes()
-    for batch in passes.lanes():
-        passes.backward((loss_of(steps, batch), 1))
-        break
-    passes.update()
-    assert seen == [0, 1, 2, 3]
 
 
 def test_flags_are_sent_once_in_a_step() -> None:
@@ -279,15 +266,6 @@ def test_a_lane_in_pieces_counts_all_of_them() -> None:
     assert [float(value) for value in stats] == [steps.model(inputs(4)).sum().item(), 4.0]
 
 
-def test_the_gradients_of_pieces_add_up() -> None:
-    steps = Steps(memory={"lane_split": 2}, lanes=2, global_batch=8)
-    passes = steps.first_passes()
-    for batch in passes.lanes():
-        passes.backward_in_pieces(pieces_of(batch), output_sum(steps.model))
-    passes.update()
-    assert torch.allclose(steps.model.weight[0], 0.25 - LR * inputs(8).mean(0))
-
-
 def test_a_bad_loss_of_any_piece_is_refused() -> None:
     steps = Steps(lanes=1)
     for bad in (1, 3):  # the first of two pieces, and the last
@@ -314,13 +292,23 @@ def test_a_trial_counts_for_nothing() -> None:
     assert torch.allclose(steps.model.weight[0], 0.25 - LR * inputs(8)[:4].mean(0))
 
 
-def test_weights_that_are_not_finite_are_refused_before_a_save() -> None:
-    steps = Steps()
-    passes = steps.first_passes()
-    passes.refuse_bad_weights()
-    nn.init.constant_(steps.model.weight, float("inf"))
-    with pytest.raises(NonFiniteLoss, match="after step 0"):
-        passes.refuse_bad_weights()
+def test_the_loss_runs_in_the_configs_precision_and_backward_outside_of_it() -> None:
+    steps = Steps(lanes=2, precision="bf16")
+    seen: list[tuple[torch.dtype, bool]] = []
+
+    def loss(batch: LaneBatch) -> tuple[Tensor, int]:
+        found = steps.model(batch.x)
+        found.register_hook(lambda grad: seen.append((found.dtype, autocasts())))
+        assert autocasts()
+        return found.float().sum(), len(batch)
+
+    steps.first_passes().train(loss)
+    assert seen == [(torch.bfloat16, False)] * 2
+    assert not autocasts()
+
+
+def autocasts() -> bool:
+    return torch.is_autocast_enabled("cpu")
 
 
 def test_buffers_of_a_step_are_the_mean_over_its_lanes() -> None:

@@ -35,9 +35,3 @@ def test_counts_weigh_the_lanes_of_an_uneven_step() -> None:
     steps.first().train(output_sum(steps.model))
     assert torch.allclose(steps.model.weight[0], 0.25 - LR * inputs(3).mean(0))
     assert steps.records[0].count == 3
-
-
-def test_micro_batches_are_whole_lanes_in_pieces() -> None:
-    steps = Steps(lanes=2, memory={"lane_split": 2})
-    steps.first().train(output_sum(steps.model))
-    assert torch.allclose(steps.model.weight[0], 0.25 - LR * inputs(8)[:4].mean(0))

@@ -84,22 +84,16 @@ def test_a_step_that_counted_nothing_is_refused() -> None:
         Written().row(FEW, stats((0.0, 0.0), (0.0, torch.tensor(0))))
 
 
-def test_steps_are_written_a_period_at_a_time_and_the_rest_by_a_flush() -> None:
-    written = Written(every=2)
-    for step in range(5):
-        written.step_log.add(step, 0, GOOD, FEW)
-    assert written.steps == [[0, 1], [2, 3]]
-    written.step_log.flush()
-    written.step_log.flush()
-    assert written.steps == [[0, 1], [2, 3], [4]]
-
-
-def test_what_is_on_its_way_from_a_gpu_is_written_a_period_later(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("on_its_way", "before"), [(False, [[0, 1], [2, 3]]), (True, [[0, 1]])])
+def test_steps_are_written_a_period_at_a_time_from_a_gpu_one_later_and_the_rest_by_a_flush(
+    monkeypatch: pytest.MonkeyPatch, on_its_way: bool, before: list[list[int]]
+) -> None:
     begin = step_log_module.begin_reading
-    monkeypatch.setattr(step_log_module, "begin_reading", lambda values: (begin(values)[0], True))
+    monkeypatch.setattr(step_log_module, "begin_reading", lambda values: (begin(values)[0], on_its_way))
     written = Written(every=2)
     for step in range(5):
         written.step_log.add(step, 0, GOOD, FEW)
-    assert written.steps == [[0, 1]]
-    written.step_log.flush()
-    assert written.steps == [[0, 1], [2, 3], [4]]
+    assert written.steps == before
+    for _ in range(2):
+        written.step_log.flush()
+        assert written.steps == [[0, 1], [2, 3], [4]]

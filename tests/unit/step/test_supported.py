@@ -10,7 +10,7 @@ from torch.optim import LBFGS, SGD
 
 from samestep.errors import TaskError
 from samestep.step.run_objects import refuse_unsupported
-from tests.unit.step.engines import Steps
+from tests.unit.step.engines import Steps, output_sum
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda")
 
@@ -45,6 +45,4 @@ def test_a_sparse_gradient_of_a_function_is_refused_by_name() -> None:
 
     model = Looked()
     with pytest.raises(TaskError, match="parameter table got a sparse gradient"):
-        Steps(model, objects=[model, SGD(model.parameters(), lr=0.1)]).first().train(
-            lambda batch: (model(batch.x).sum(), len(batch))
-        )
+        Steps(model, objects=[model, SGD(model.parameters(), lr=0.1)]).first().train(output_sum(model))
