@@ -17,6 +17,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import psutil
+
 from tests.preloaded.client import POSSIBLE, ROOT, Popen, environment
 
 TASKS = ROOT / "tests" / "distributed" / "tasks.py"
@@ -93,6 +95,14 @@ def processes_of(folder: Path) -> list[int]:
         except OSError:
             continue  # it has just ended
     return found
+
+
+def is_alive(pid: int) -> bool:
+    """Whether a process runs; not one that has ended and waits for its parent."""
+    try:
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
 
 
 def children_of(pid: int) -> list[int]:

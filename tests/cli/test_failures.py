@@ -17,7 +17,7 @@ import psutil
 import pytest
 import yaml
 
-from tests.cli.processes import TASKS, children_of, samestep, started, wait_for
+from tests.cli.processes import TASKS, children_of, is_alive, samestep, started, wait_for
 from tests.variations import variations
 
 
@@ -109,18 +109,11 @@ def test_a_worker_that_is_stuck_ends_with_what_started_it(
         assert rank in children_of(process.pid)
         how(process, rank)
         # A rank may save when its launcher was killed, and gets half a minute for it.
-        wait_for(lambda: not _is_alive(worker), 10 if how is stop else 50)
+        wait_for(lambda: not is_alive(worker), 10 if how is stop else 50)
         if how is stop:
             output, _ = process.communicate(timeout=60)
             assert process.returncode == 1
             assert "ended by SIGKILL" in output
-
-
-def _is_alive(pid: int) -> bool:
-    try:
-        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return False
 
 
 def test_an_interpreter_that_is_not_there_is_named(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 from samestep.launch.run.slurm import FINAL
 from tests.cluster.daemons import Daemons
 from tests.cluster.hosts import Hosts
-from tests.cluster.runs import PATIENCE
+from tests.cluster.runs import PATIENCE, interpreter
 from tests.installed import missing_commands
 
 # Short waits all over, so that tests need not wait: cred_expire=5 is the least Slurm takes, and
@@ -122,6 +122,14 @@ class Slurm(Daemons):
     def state(self, job: str) -> str:
         """The state of a job, as PENDING, RUNNING or COMPLETED."""
         return self.show(job)["JobState"]
+
+    def run_script(self, folder: Path, *words: str | Path, **variables: str) -> tuple[str, str]:
+        """Submit a script with the preloaded interpreter first on PATH: the state it ends in, and its output."""
+        path = os.pathsep.join([str(interpreter[0].parent), os.environ["PATH"]])
+        argv = ["sbatch", "--parsable", "--output=out.txt", *words]
+        done = self.run(argv, env={**variables, "PATH": path}, cwd=folder)
+        assert done.returncode == 0, done.stderr
+        return self.wait(done.stdout.strip()), (folder / "out.txt").read_text()
 
     def wait(self, job: str, *states: str, timeout: float = PATIENCE) -> str:
         """Wait until a job is in one of the states, by default until it has ended."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -11,7 +10,7 @@ import pytest
 import torch
 
 from tests.cli.processes import run, samestep
-from tests.cluster.runs import ROOT, Training, interpreter
+from tests.cluster.runs import ROOT, Training
 from tests.cluster.slurm import Slurm
 from tests.recipes.decomposition.small import COMMON, CONFIG, RECIPE
 
@@ -33,15 +32,10 @@ def test_a_job_decomposes_on_two_nodes_as_on_one_process(slurm: Slurm, tmp_path:
     torch.save(weights, files / "target.pt")
     alone = samestep("train", CONFIG / "tms_5-2" / "single.yaml", *COMMON, cwd=tmp_path)
     assert alone.returncode == 0, alone.stderr
-    path = os.pathsep.join([str(interpreter[0].parent), os.environ["PATH"]])
-    done = slurm.run(
-        ["sbatch", "--parsable", "--output=out.txt", str(RECIPE / "scripts" / "decompose.sh"),
-         str(CONFIG / "tms_5-2" / "four.yaml"), *COMMON, f"launch.python={training.python}"],
-        env={**training.environment, "PATH": path}, cwd=tmp_path,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    output = tmp_path / "out.txt"
-    assert slurm.wait(done.stdout.strip()) == "COMPLETED", output.read_text()
-    assert "4 processes on 2 machines" in output.read_text()
+    script, config = RECIPE / "scripts" / "decompose.sh", CONFIG / "tms_5-2" / "four.yaml"
+    words = (script, config, *COMMON, f"launch.python={training.python}")
+    state, output = slurm.run_script(tmp_path, *words, **training.environment)
+    assert state == "COMPLETED", output
+    assert "4 processes on 2 machines" in output
     same = compared(tmp_path / "runs" / "tms_5-2", tmp_path / "runs" / "tms_5-2-four")
     assert same.returncode == 0, same.stdout

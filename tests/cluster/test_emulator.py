@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 import pytest
 
 from samestep.train.record import RunRecord
 from samestep.words import counted
-from tests.cluster.runs import ROOT, Training, interpreter, is_same
+from tests.cluster.runs import ROOT, Training, is_same
 from tests.cluster.slurm import Slurm
 from tests.recipes.emulator.small import COMMON, CONFIG, RECIPE, SIZES, script
 
@@ -52,13 +51,7 @@ def test_srun_python_on_one_two_and_four_nodes_is_one_run(slurm: Slurm, tmp_path
 def test_a_script_tests_the_nodes(
     slurm: Slurm, tmp_path: Path, script_name: str, words: tuple[str, ...], shown: tuple[str, ...]
 ) -> None:
-    path = os.pathsep.join([str(interpreter[0].parent), os.environ["PATH"]])
-    environment = {**Training.write(tmp_path).environment, "PATH": path, "LARGEST": "64KB", "ROUNDS": "3"}
-    done = slurm.run(
-        ["sbatch", "--parsable", "--output=out.txt", "--cpus-per-task=1", str(ROOT / "hpc" / script_name), *words],
-        env=environment, cwd=tmp_path,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    slurm.wait(done.stdout.strip())
-    output = (tmp_path / "out.txt").read_text()
+    environment = {**Training.write(tmp_path).environment, "LARGEST": "64KB", "ROUNDS": "3"}
+    script = ROOT / "hpc" / script_name
+    _, output = slurm.run_script(tmp_path, "--cpus-per-task=1", script, *words, **environment)
     assert all(text in output for text in shown), output

@@ -104,11 +104,6 @@ def test_a_second_interface_leads_nowhere(hosts: Hosts) -> None:
     assert hosts.run("n1", ["ip", "link", "show", "eth1"]).returncode == 1
 
 
-def test_srun_runs_on_all_hosts(slurm: Slurm) -> None:
-    answer = slurm.run(["srun", "-N4", "hostname"])
-    assert sorted(answer.stdout.split()) == list(slurm.hosts.names), answer.stderr
-
-
 def test_a_job_runs_and_is_waited_for(slurm: Slurm, tmp_path: Path) -> None:
     script = _script(tmp_path, "srun sh -c 'echo $(hostname) $CUDA_VISIBLE_DEVICES'")
     job = slurm.submit(script, "--nodes=2", "--gpus-per-node=2", "--job-name=two words")
@@ -116,23 +111,6 @@ def test_a_job_runs_and_is_waited_for(slurm: Slurm, tmp_path: Path) -> None:
     assert slurm.show(job)["JobName"] == "two words"
     output = (tmp_path / f"slurm-{job}.out").read_text().splitlines()
     assert sorted(output) == ["n1 0,1", "n2 0,1"]
-
-
-def test_waiting_too_long_reports_the_state_of_the_job(slurm: Slurm, tmp_path: Path) -> None:
-    job = slurm.submit(_script(tmp_path, "sleep 1000"))
-    slurm.wait(job, "RUNNING")
-    with pytest.raises(TimeoutError, match=r"RUNNING after 0.2 s.*(?s:.*)slurmctld's log ends"):
-        slurm.wait(job, timeout=0.2)
-
-
-@pytest.mark.variation("test_a_restarted_job_ends_with_the_untouched_runs_bits, without a run")
-def test_a_requeued_job_knows_that_it_was_restarted(slurm: Slurm, tmp_path: Path) -> None:
-    script = _script(tmp_path, '[ "$SLURM_RESTART_COUNT" = 1 ] && exit 0', "touch began; sleep 99")
-    job = slurm.submit(script)
-    wait_for((tmp_path / "began").exists)
-    assert slurm.run(["scontrol", "requeue", job]).returncode == 0
-    assert slurm.wait(job) == "COMPLETED"
-    assert slurm.show(job)["Restarts"] == "1"
 
 
 def test_a_node_comes_back_after_a_boot(slurm: Slurm) -> None:
@@ -157,38 +135,10 @@ def test_services_and_hosts_are_repaired(hosts: Hosts, slurm: Slurm, sshd: Sshd)
     assert hosts.run("ctl", ["ssh", "-F", sshd.config, "n1", "true"]).returncode == 0
 
 
-@pytest.mark.needs("mpirun.openmpi")
-def test_openmpi_starts_on_two_hosts_by_rsh(hosts: Hosts) -> None:
-    command = ["mpirun.openmpi", "--allow-run-as-root", "--mca", "plm_rsh_agent", str(hosts.rsh)]
-    command += ["--mca", "oob_tcp_if_include", "eth0", "--host", "n1,n2", "-np", "2", "hostname"]
-    answer = hosts.run("ctl", command, light=True)
-    assert sorted(answer.stdout.split()) == ["n1", "n2"], answer.stderr
-
-
-@pytest.mark.needs("mpiexec.hydra")
-def test_mpich_starts_on_two_hosts_by_rsh(hosts: Hosts) -> None:
-    command = ["mpiexec.hydra", "-launcher", "rsh", "-launcher-exec", str(hosts.rsh)]
-    command += ["-iface", "eth0", "-hosts", "n1,n2", "-n", "2", "hostname"]
-    answer = hosts.run("ctl", command, light=True)
-    assert sorted(answer.stdout.split()) == ["n1", "n2"], answer.stderr
-
-
 def test_rsh_carries_over_no_environment(hosts: Hosts) -> None:
     command = [str(hosts.rsh), "10.77.0.12", "hostname;", "echo", "$WORD"]
     answer = hosts.run("ctl", command, light=True, env={"WORD": "hey"})
     assert answer.stdout == "n2\n\n"
-
-
-def test_ssh_logs_in_and_may_be_refused(sshd: Sshd) -> None:
-    command = ["ssh", "-F", str(sshd.config), "-o", "BatchMode=yes", "n1", "hostname"]
-    for source in ("ctl", "n1", "n2"):
-        answer = sshd.hosts.run(source, command)
-        assert answer.stdout == "n1\n", answer.stderr
-    with sshd.lock_out("n1"):
-        answer = sshd.hosts.run("ctl", command)
-        assert answer.returncode == 255
-        assert "Permission denied (publickey)" in answer.stderr
-    assert sshd.hosts.run("ctl", command).returncode == 0
 
 
 @pytest.mark.usefixtures("namespaces")

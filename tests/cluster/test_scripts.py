@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 import pytest
 
 from samestep.train.record import RunRecord
-from tests.cluster.runs import ROOT, Training, interpreter, is_same
+from tests.cluster.runs import ROOT, Training, is_same
 from tests.cluster.slurm import Slurm
 
 
@@ -43,25 +42,15 @@ def test_a_script_trains_the_same_run(
     slurm: Slurm, tmp_path: Path, untouched: RunRecord, script: str, options: list[str], shown: str
 ) -> None:
     training = Training.write(tmp_path)
-    path = os.pathsep.join([str(interpreter[0].parent), os.environ["PATH"]])
-    environment = {**training.environment, "PATH": path}
-    done = slurm.run(
-        ["sbatch", "--parsable", "--output=out.txt", *options, str(ROOT / "hpc" / script),
-         str(tmp_path / "config.yaml"), f"run_dir={tmp_path / 'run'}",
-         "--record", str(tmp_path / "run" / "record")],
-        env=environment, cwd=tmp_path,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    job = done.stdout.strip()
-    output = tmp_path / "out.txt"
-    assert slurm.wait(job) == "COMPLETED", output.read_text()
-    assert shown in output.read_text()
+    run = tmp_path / "run"
+    words = (ROOT / "hpc" / script, tmp_path / "config.yaml", f"run_dir={run}", "--record", run / "record")
+    state, output = slurm.run_script(tmp_path, *options, *words, **training.environment)
+    assert state == "COMPLETED", output
+    assert shown in output
     assert is_same(training.record("run"), untouched)
 
 
 def test_a_script_without_a_config_prints_its_usage(slurm: Slurm, tmp_path: Path) -> None:
-    done = slurm.run(
-        ["sbatch", "--parsable", "--output=out.txt", "--cpus-per-task=1", str(ROOT / "hpc" / "train.sh")], cwd=tmp_path
-    )
-    assert slurm.wait(done.stdout.strip()) == "FAILED"
-    assert "usage: sbatch hpc/train.sh CONFIG" in (tmp_path / "out.txt").read_text()
+    state, output = slurm.run_script(tmp_path, "--cpus-per-task=1", ROOT / "hpc" / "train.sh")
+    assert state == "FAILED"
+    assert "usage: sbatch hpc/train.sh CONFIG" in output

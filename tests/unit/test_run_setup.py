@@ -5,10 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-import torch
 
 from samestep.config import load_config
-from samestep.errors import PlanError
 from samestep.lanes.plan import BatchPlan
 from samestep.run_setup import RunSetup
 from tests.unit.contexts import TwoRanks
@@ -49,21 +47,3 @@ def test_another_cut_replaces_the_configs(context: Any) -> None:
     found = setup(context, BatchPlan(6, 3))
     assert found.batch == BatchPlan(6, 3)
     assert found.assignment.by_rank == (range(0, 3),)
-
-
-def test_more_ranks_than_lanes_are_refused(two_ranks: TwoRanks) -> None:
-    with pytest.raises(PlanError, match="2 ranks but only 1 lanes"):
-        setup(two_ranks, lanes=1)
-
-
-def test_random_numbers_follow_from_the_configs_seed(context: Any) -> None:
-    drawn = []
-    for seed in (1, 1, 2):
-        setup(context, seed=seed).rng.enter("model", 0)
-        drawn.append(torch.rand(()).item())
-    assert drawn[0] == drawn[1] != drawn[2]
-
-
-def test_precision_is_the_configs_on_the_contexts_device(context: Any) -> None:
-    found = setup(context, precision="bf16").precision
-    assert (found.kind, found.device) == ("bf16", context.device)

@@ -68,13 +68,6 @@ def test_a_key_set_by_two_names_is_refused(write, alias, alias_first):
     assert "keep one of them" in message
 
 
-def test_two_other_names_of_one_key_are_refused():
-    source = {"task": "t.py:T", "epochs": 1, "batch_size": 4}
-    doubled = {**source, "grad_accum_steps": 2, "accumulation_steps": 2}
-    message = mistakes(doubled)["accumulation_steps"]
-    assert "accumulation is already set (mapping as grad_accum_steps)" in message
-
-
 @pytest.mark.parametrize("section", ["distributed", "evaluation", "resume"])
 def test_an_empty_section_sets_nothing(section):
     source = {"task": "t.py:T", "epochs": 1, "global_batch": 8}

@@ -95,23 +95,6 @@ distributed:
     assert "  - precision (line 5): you set 'fp64', but it takes one of " in str(caught.value)
 
 
-@pytest.mark.parametrize(
-    ("key", "value", "expected"),
-    [
-        ("epochs", 0, "you set 0, but it takes a whole number (at least 1, "),
-        ("clip.norm", 0, "you set 0, but it takes a number (above 0)"),
-        ("same", "bit", "you set 'bit', but it takes one of bits, rounding, samples"),
-        ("drop_last", "often", "you set 'often', but it takes true or false"),
-        ("loader", 3, "you set 3, but it takes a mapping"),
-        ("loader.pin_memory", "no way", "it takes true or false or auto"),
-        ("distributed.master_port", 70000, "(at least 1, at most 65535: there are no other ports)"),
-        ("distributed.device_ids", [0, -1], "at least 0, below 1024: no machine has more)"),
-    ],
-)
-def test_a_wrong_value_is_shown_beside_what_the_key_takes(key, value, expected):
-    assert expected in mistakes(GOOD, [f"{key}={json.dumps(value)}"])[key]
-
-
 def test_a_loaded_config_is_changed_like_one_that_is_loaded(write, tmp_path):
     path = write("global_batch: 8\nepochs: 2\ntask: task.py:T\nema: {decay: 0.9}\n")
     overrides = ["epochs=null", "steps=3", "swa.start=0.5", "ema=null", "loader.workers=2"]

@@ -25,9 +25,3 @@ def test_a_config_cannot_be_changed():
 def test_the_batch_is_split_into_eight_lanes_by_default():
     assert load_config(GOOD).batch_plan(world=2).lane_count == 8
     assert load_config({**GOOD, "lanes": 4}).batch_plan(world=2).lane_count == 4
-
-
-def test_a_batch_per_rank_grows_with_the_world():
-    source = {"task": "t.py:T", "epochs": 1, "batch_per_rank": 4, "accumulation": 2}
-    plan = load_config(source).batch_plan(world=3)
-    assert (plan.global_batch, plan.lane_count) == (24, 6)

@@ -72,27 +72,11 @@ def test_an_override_may_use_another_name():
     assert rows(loaded)["clip.norm"] == (2.0, "override as max_grad_norm")
 
 
-@pytest.mark.parametrize("override", ["epochs", "=3"])
-def test_an_override_without_key_and_value_is_refused(override):
-    assert "write section.key=value" in mistakes(GOOD, [override])[override]
-
-
-def test_an_override_that_is_not_yaml_is_refused():
-    assert "'[1' is not a YAML value" in mistakes(GOOD, ["seed=[1"])["seed"]
-
-
 def test_the_insides_of_free_form_keys_can_be_overridden_one_by_one():
     source = {**GOOD, "distributed": {"network": {"NCCL_DEBUG": "INFO"}}}
     config = load_config(source, ["distributed.network.NCCL_IB_DISABLE=1", "launch.environment.OMP_PROC_BIND=close"])
     assert config.distributed.network == {"NCCL_DEBUG": "INFO", "NCCL_IB_DISABLE": "1"}
     assert config.launch.environment == {"OMP_PROC_BIND": "close"}
-
-
-def test_a_doubled_yaml_key_is_refused_with_both_lines(write):
-    text = "task: task.py:Digits\nepochs: 1\nglobal_batch: 8\nepochs: 2\n"
-    message = mistakes(write(text))["epochs"]
-    assert "(line 4)" in message
-    assert "is already set on line 2: keep one of them" in message
 
 
 def test_a_doubled_key_inside_a_section_is_refused_with_both_lines(write):

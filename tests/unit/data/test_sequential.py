@@ -4,29 +4,16 @@ from __future__ import annotations
 
 from typing import Any
 
-import pytest
 import torch
-from torch.utils.data import Dataset
 
 from samestep.data.sequential import SequentialSource
-from samestep.errors import TaskError
-from tests.unit.data.sources import Letters, setup_of
-
-
-class Drawing(Dataset[Any]):
-    def __init__(self, samples: int = 11) -> None:
-        self._samples = samples
-
-    def __len__(self) -> int:
-        return self._samples
-
-    def __getitem__(self, index: int) -> tuple[int, float]:
-        return index, torch.rand(()).item()
+from tests.unit.data.sources import setup_of
+from tests.unit.data.test_map_style import Drawing
 
 
 def rounds(rank: int = 0, world: int = 1, **values: Any) -> list[list[tuple[int, Any]]]:
     """By round, each batch as (its number, its samples with what they drew)."""
-    source = SequentialSource(setup_of(rank, world, **values), Drawing(), "data", None)
+    source = SequentialSource(setup_of(rank, world, **values), Drawing(11), "data", None)
     entered: list[int] = []
     found = []
     for batches in source.rounds(entered.append):
@@ -39,7 +26,7 @@ def rounds(rank: int = 0, world: int = 1, **values: Any) -> list[list[tuple[int,
 def test_every_sample_is_read_once_in_its_order() -> None:
     found = rounds(lanes=2)
     assert [number for step in found for number, _ in step] == [0, 1, 2, 3, 4, 5]
-    samples = [index for step in found for _, batch in step for index, _ in batch]
+    samples = [index for step in found for _, batch in step for index, *_ in batch]
     assert samples == list(range(11))
     assert [len(batch) for step in found for _, batch in step] == [2, 2, 2, 2, 2, 1]
 
@@ -64,15 +51,3 @@ def test_the_stream_is_entered_before_each_batch_is_given() -> None:
     for batches in source.rounds(lambda number: events.append(("enter", number))):
         events.extend(("batch", batch.ids) for batch in batches)
     assert events == [("enter", 0), ("batch", (0, 1)), ("enter", 1), ("batch", (2, 3))]
-
-
-@pytest.mark.parametrize(
-    ("dataset", "message"),
-    [
-        (Letters(1), "validation data must have a length and be indexable, unlike Letters"),
-        (Drawing(0), "validation data holds no samples: its length is 0"),
-    ],
-)
-def test_data_that_cannot_be_read_once_is_refused_by_what_it_is(dataset: Any, message: str) -> None:
-    with pytest.raises(TaskError, match=message):
-        SequentialSource(setup_of(), dataset, "validation data", None)

@@ -8,22 +8,13 @@ import pytest
 import torch
 
 from samestep.config import DistributedConfig, load_config
-from samestep.distributed import context as context_module
-from samestep.distributed.context import RunContext, SingleProcessContext, create_run_context
+from samestep.distributed.context import SingleProcessContext, create_run_context
 from samestep.distributed.hardware import detect_hardware
 from samestep.environment.launch import detect_launch
-from samestep.errors import InitError
 from tests.unit.contexts import TwoRanks
 
 ALONE = detect_launch({})
 SECTION = DistributedConfig(device="cpu", threads_per_rank=1)
-
-
-def test_one_process_is_main_and_talks_to_itself(context: SingleProcessContext) -> None:
-    assert (context.rank, context.world, context.local_rank, context.is_main) == (0, 1, 0, True)
-    assert context.gather(3) == [3]
-    assert context.broadcast("x") == "x"
-    assert context.device == torch.device("cpu")
 
 
 def test_one_process_always_goes_first(context: SingleProcessContext) -> None:
@@ -173,28 +164,3 @@ def test_a_device_that_the_caller_chose_wins() -> None:
     device = torch.device("meta")
     with create_run_context(SECTION, detect_hardware({}), ALONE, device) as found:
         assert found.device == device
-
-
-def two_of(rank: int, policy: str, monkeypatch: pytest.MonkeyPatch) -> RunContext:
-    """A rank of two whose process group does not open."""
-
-    def fail(section: DistributedConfig, place: object) -> None:
-        raise InitError("nobody answers")
-
-    monkeypatch.setattr(context_module, "open_process_group", fail)
-    section = SECTION.model_copy(update={"on_init_failure": policy})
-    environ = {"RANK": str(rank), "WORLD_SIZE": "2", "MASTER_ADDR": "head", "MASTER_PORT": "29500"}
-    return create_run_context(section, detect_hardware({}), detect_launch(environ))
-
-
-def test_a_group_that_does_not_open_is_an_error_with_its_address(monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(InitError, match=r"rank 1 of 2 .*head:29500.*nobody answers.*fallback"):
-        two_of(1, "fail", monkeypatch)
-
-
-def test_with_fallback_rank_0_trains_alone_and_the_others_end_well(monkeypatch: pytest.MonkeyPatch) -> None:
-    with two_of(0, "fallback", monkeypatch) as found:
-        assert (type(found), found.world) == (SingleProcessContext, 1)
-    with pytest.raises(SystemExit) as caught:
-        two_of(1, "fallback", monkeypatch)
-    assert caught.value.code == 0

@@ -48,11 +48,6 @@ def test_caplog_gets_every_line_with_level_rank_and_place(
     assert capsys.readouterr().err == "[Rank 2] it is slow\n[Rank 2] 100 % done\n"
 
 
-def test_one_process_has_no_rank_before_its_lines(capsys: pytest.CaptureFixture[str]) -> None:
-    RankLog(0, 1).main("Plan")
-    assert capsys.readouterr().err == "Plan\n"
-
-
 @pytest.mark.requirement("000-P1-5", "003-T1-4")
 def test_a_line_of_the_run_is_shown_by_rank_0_only_and_in_every_file(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, capsys: pytest.CaptureFixture[str]

@@ -13,11 +13,10 @@ from typing import Any
 import pytest
 
 from samestep.distributed import rendezvous, tcp_store
-from samestep.distributed.health.store import TimeoutStore
 from samestep.distributed.process_group import Chosen, choose_interface, ranks_on_one_gpu, share_of_cpus
 from samestep.distributed.rendezvous import RankInfo, WorldInfo, exchange_rank_info
 from samestep.distributed.tcp_store import join_store, listen, serve_store
-from samestep.environment.interfaces import Interface, address_towards, list_interfaces
+from samestep.environment.interfaces import Interface
 from samestep.environment.secret import Signer, claimed, signed
 from samestep.errors import InitError, NotAuthentic
 
@@ -45,13 +44,6 @@ def listening() -> Iterator[int]:
             thread.join(10)
 
 
-def test_ranks_meet_at_the_first_port() -> None:
-    ports = free_ports(2)
-    store = serve_store("127.0.0.1", ports, "job", 5)
-    store.set("x", "1")
-    assert join_store("127.0.0.1", ports, "job", 5).get("x") == b"1"
-
-
 @pytest.mark.requirement("002-X-1", "003-R-4")
 def test_rank_0_leaves_a_taken_port_and_the_others_follow() -> None:
     with listening() as taken:
@@ -59,15 +51,6 @@ def test_rank_0_leaves_a_taken_port_and_the_others_follow() -> None:
         store = serve_store("127.0.0.1", ports, "job", 5)
         store.set("x", "1")
         assert join_store("127.0.0.1", ports, "job", 5).get("x") == b"1"
-
-
-def test_a_rank_does_not_join_the_store_of_another_job() -> None:
-    ports = free_ports(2)
-    other = serve_store("127.0.0.1", ports, "other job", 5)
-    own = serve_store("127.0.0.1", ports, "job", 5)
-    own.set("x", "mine")
-    other.set("x", "theirs")
-    assert join_store("127.0.0.1", ports, "job", 5).get("x") == b"mine"
 
 
 def test_without_a_free_port_the_message_names_the_fix() -> None:
@@ -214,40 +197,16 @@ def test_a_rank_0_with_another_secret_is_not_joined(server: Signer | None, clien
     del store
 
 
-def test_the_store_of_another_job_is_passed_by_whatever_its_secret() -> None:
+@pytest.mark.parametrize(("other", "own"), [(None, None), (THEIRS, OURS)])
+def test_the_store_of_another_job_is_passed_by_whatever_its_secret(other: Signer | None, own: Signer | None) -> None:
     ports = free_ports(2)
-    other = serve_store("127.0.0.1", ports[:1], "other job", 5, THEIRS)
-    own = serve_store("127.0.0.1", ports, "job", 5, OURS)
-    own.set("x", "mine")
-    assert join_store("127.0.0.1", ports, "job", 5, signer=OURS).get("x") == b"mine"
-    del other
-
-
-class _FrozenStore:
-    """Like a store whose machine has stopped: it takes every question and never answers."""
-
-    def __init__(self) -> None:
-        self.thaw = threading.Event()
-        self.calls = 0
-
-    def check(self, keys: list[str]) -> bool:
-        self.calls += 1
-        self.thaw.wait(20)
-        return True
-
-
-def test_a_store_that_has_fallen_silent_is_gone_after_a_while() -> None:
-    frozen = _FrozenStore()
-    store = TimeoutStore(frozen, seconds=0.3)
-    assert not store.is_gone
-    assert not store.has("x")
-    assert store.is_gone
-    assert store.is_silent
-    calls = frozen.calls
-    assert store.read("x") is None
-    assert frozen.calls == calls, "it is not called again"
-    frozen.thaw.set()
-    store.close()
+    stores = [
+        serve_store("127.0.0.1", ports[:1], "other job", 5, other),
+        serve_store("127.0.0.1", ports, "job", 5, own),
+    ]
+    for store, value in zip(stores, ("theirs", "mine"), strict=True):
+        store.set("x", value)
+    assert join_store("127.0.0.1", ports, "job", 5, signer=own).get("x") == b"mine"
 
 
 def test_rank_0_names_the_ranks_that_are_missing(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -291,24 +250,6 @@ def test_ranks_that_share_a_gpu_are_named() -> None:
 LO, ETH0, ETH1 = Interface("lo", "127.0.0.1"), Interface("eth0", "10.0.0.1"), Interface("eth1", "10.9.0.1")
 
 
-def test_gloo_is_left_alone_where_its_own_choice_is_right() -> None:
-    ranks = [rank(0), rank(1, "b", master=("10.0.0.1",), address="10.0.0.2")]
-    assert choose_interface(ranks[0], ranks, "gloo", [LO, ETH0], "10.0.0.1") is None
-
-
-@pytest.mark.parametrize(("backend", "name"), [("gloo", "lo"), ("nccl", "=lo")])
-def test_on_one_machine_nobody_else_can_connect(backend: str, name: str) -> None:
-    ranks = [rank(0), rank(1)]
-    chosen = choose_interface(ranks[0], ranks, backend, [ETH0, LO], "10.0.0.1")
-    reason = "all ranks are on this machine"
-    assert chosen == Chosen(f"{backend.upper()}_SOCKET_IFNAME", name, reason)
-
-
-def test_containers_of_one_name_do_not_meet_by_loopback() -> None:
-    ranks = [rank(0, network="net:1"), rank(1, network="net:2")]
-    assert choose_interface(ranks[0], ranks, "gloo", [LO, ETH0], "10.0.0.1") is None
-
-
 def test_a_store_listens_at_its_address_only() -> None:
     store = listen("127.0.0.1", 0, 5)
     store.set("x", "1")
@@ -318,34 +259,38 @@ def test_a_store_listens_at_its_address_only() -> None:
         listen("192.0.2.1", 0, 5)
 
 
-def test_a_loopback_name_of_rank_0s_machine_is_replaced_by_what_the_others_see() -> None:
-    ranks = [rank(0, master=("127.0.1.1",)), rank(1, "b", master=("10.0.0.1",))]
-    chosen = choose_interface(ranks[0], ranks, "gloo", [LO, ETH0, ETH1], "127.0.1.1")
-    reason = "the name a resolves to 127.0.1.1, not to 10.0.0.1"
-    assert chosen == Chosen("GLOO_SOCKET_IFNAME", "eth0", reason)
-
-
-def test_a_loopback_name_of_another_machine_is_replaced_by_the_address_towards_rank_0() -> None:
-    ranks = [rank(0, "b"), rank(1, "a", address="10.0.0.1")]
-    chosen = choose_interface(ranks[1], ranks, "gloo", [LO, ETH0], None)
-    assert chosen is not None
-    assert (chosen.variable, chosen.value) == ("GLOO_SOCKET_IFNAME", "eth0")
+GLOO, NCCL = "GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"
+AWAY = [rank(0, "b"), rank(1, "a", address="10.9.0.1")]
 
 
 @pytest.mark.requirement("000-P4-5")
-def test_nccl_gets_an_interface_only_where_it_has_a_choice() -> None:
-    ranks = [rank(0, "b"), rank(1, "a", address="10.9.0.1")]
-    assert choose_interface(ranks[1], ranks, "nccl", [LO, ETH1], "10.0.0.1") is None
-    fast = [LO, ETH0, ETH1, Interface("ib0", "10.5.0.1")]
-    assert choose_interface(ranks[1], ranks, "nccl", fast, "10.0.0.1") is None
-    chosen = choose_interface(ranks[1], ranks, "nccl", [LO, ETH0, ETH1], "10.0.0.1")
-    assert chosen is not None
-    assert (chosen.variable, chosen.value) == ("NCCL_SOCKET_IFNAME", "=eth1")
-
-
-def test_the_way_to_this_machine_itself_is_what_its_name_stands_for() -> None:
-    assert address_towards("127.0.0.1") == "127.0.0.1"
-    assert address_towards("no-such-host.invalid") is None
-    for interface in list_interfaces():
-        if interface.address is not None:
-            assert address_towards(interface.address) == interface.address
+@pytest.mark.parametrize(
+    ("mine", "ranks", "backend", "interfaces", "named", "chosen"),
+    [
+        # gloo's own choice is right; containers of one name do not meet by loopback.
+        (0, [rank(0), rank(1, "b", master=("10.0.0.1",), address="10.0.0.2")], "gloo", [LO, ETH0], "10.0.0.1", None),
+        (0, [rank(0, network="net:1"), rank(1, network="net:2")], "gloo", [LO, ETH0], "10.0.0.1", None),
+        # On one machine nobody else can connect.
+        (0, [rank(0), rank(1)], "gloo", [ETH0, LO], "10.0.0.1", Chosen(GLOO, "lo", "all ranks are on this machine")),
+        (0, [rank(0), rank(1)], "nccl", [ETH0, LO], "10.0.0.1", Chosen(NCCL, "=lo", "all ranks are on this machine")),
+        # A loopback name, of rank 0's machine and of another one.
+        (0, [rank(0, master=("127.0.1.1",)), rank(1, "b", master=("10.0.0.1",))], "gloo", [LO, ETH0, ETH1], "127.0.1.1",
+         Chosen(GLOO, "eth0", "the name a resolves to 127.0.1.1, not to 10.0.0.1")),
+        (1, [rank(0, "b"), rank(1, "a", address="10.0.0.1")], "gloo", [LO, ETH0], None,
+         Chosen(GLOO, "eth0", "the name b resolves to None, not to 10.0.0.1")),
+        # nccl gets one only where it has a choice.
+        (1, AWAY, "nccl", [LO, ETH1], "10.0.0.1", None),
+        (1, AWAY, "nccl", [LO, ETH0, ETH1, Interface("ib0", "10.5.0.1")], "10.0.0.1", None),
+        (1, AWAY, "nccl", [LO, ETH0, ETH1], "10.0.0.1",
+         Chosen(NCCL, "=eth1", "there are several interfaces, and 10.9.0.1 leads to the other machines")),
+    ],
+)  # fmt: skip
+def test_an_interface_is_chosen_where_the_backend_takes_another(
+    mine: int,
+    ranks: list[RankInfo],
+    backend: str,
+    interfaces: list[Interface],
+    named: str | None,
+    chosen: Chosen | None,
+) -> None:
+    assert choose_interface(ranks[mine], ranks, backend, interfaces, named) == chosen

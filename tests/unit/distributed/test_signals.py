@@ -13,7 +13,14 @@ from typing import Any
 
 import pytest
 
-from samestep.distributed.signals import STOPPING, TIME_LIMIT, AgreedAction, StopSignals, stopping_at_once
+from samestep.distributed.signals import (
+    STOPPING,
+    TIME_LIMIT,
+    AgreedAction,
+    SignalForwarder,
+    StopSignals,
+    stopping_at_once,
+)
 from samestep.errors import Stopped
 
 
@@ -88,8 +95,13 @@ def test_a_save_alone_is_no_signal(handlers: dict[Any, Any]) -> None:
         assert AgreedAction.of([signals.flag(save=True)]) == AgreedAction(save=True)
 
 
-def test_handlers_are_what_they_were_also_after_an_error(handlers: dict[Any, Any]) -> None:
-    signals = StopSignals()
+def forwarding() -> SignalForwarder:
+    return SignalForwarder(lambda number: None, lambda: None)
+
+
+@pytest.mark.parametrize("handling", [StopSignals, forwarding])
+def test_handlers_are_what_they_were_also_after_an_error(handling: Any, handlers: dict[Any, Any]) -> None:
+    signals = handling()
     with pytest.raises(KeyError), signals:
         raise KeyError
     assert {number: signal.getsignal(number) for number in STOPPING} == handlers
@@ -97,26 +109,17 @@ def test_handlers_are_what_they_were_also_after_an_error(handlers: dict[Any, Any
         assert signal.getsignal(signal.SIGTERM) != handlers[signal.SIGTERM]
 
 
-def test_a_signal_that_is_ignored_stays_ignored(handlers: dict[Any, Any]) -> None:
-    signal.signal(signal.SIGHUP, signal.SIG_IGN)  # as nohup does
+@pytest.mark.parametrize("number", [signal.SIGHUP, signal.SIGINT])  # by nohup; by a shell, for `command &` in a script
+def test_a_signal_that_is_ignored_stays_ignored(number: signal.Signals, handlers: dict[Any, Any]) -> None:
+    signal.signal(number, signal.SIG_IGN)
     try:
         with StopSignals() as signals:
-            os.kill(os.getpid(), signal.SIGHUP)
-            assert signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
+            os.kill(os.getpid(), number)
+            assert signal.getsignal(number) == signal.SIG_IGN
             assert signals.flag(save=False) == 0
-        assert signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
+        assert signal.getsignal(number) == signal.SIG_IGN
     finally:
-        signal.signal(signal.SIGHUP, handlers[signal.SIGHUP])
-
-
-def test_an_ignored_interrupt_stays_ignored(handlers: dict[Any, Any]) -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # as a shell does for `command &` in a script
-    try:
-        with StopSignals() as signals:
-            os.kill(os.getpid(), signal.SIGINT)
-            assert signals.flag(save=False) == 0
-    finally:
-        signal.signal(signal.SIGINT, handlers[signal.SIGINT])
+        signal.signal(number, handlers[number])
 
 
 def test_the_users_own_handler_wins(handlers: dict[Any, Any]) -> None:
@@ -131,18 +134,18 @@ def test_the_users_own_handler_wins(handlers: dict[Any, Any]) -> None:
         signal.signal(signal.SIGUSR1, handlers[signal.SIGUSR1])
 
 
-def test_outside_the_main_thread_signals_do_what_they_did(handlers: dict[Any, Any]) -> None:
+@pytest.mark.parametrize("handling", [StopSignals, forwarding, lambda: stopping_at_once("the search", print)])
+def test_outside_the_main_thread_signals_do_what_they_did(handling: Any, handlers: dict[Any, Any]) -> None:
     seen: list[bool] = []
 
     def elsewhere() -> None:
-        with StopSignals() as signals:
+        with handling():
             seen.append({n: signal.getsignal(n) for n in STOPPING} == handlers)
-            seen.append(signals.flag(save=False) == 0)
 
     thread = threading.Thread(target=elsewhere)
     thread.start()
     thread.join()
-    assert seen == [True, True]
+    assert seen == [True]
 
 
 # Loader processes, on systems that know a signal's sender and on macOS, which does not
@@ -235,16 +238,3 @@ def test_a_signal_that_arrives_in_a_finalizer_stops_it_too() -> None:
     with pytest.raises(Stopped):
         search()
     assert lines == ["SIGTERM stopped the search: nothing is kept"]
-
-
-def test_a_thread_cannot_stop_at_once_and_does_its_work() -> None:
-    done: list[str] = []
-
-    def work() -> None:
-        with stopping_at_once("the search", done.append):
-            done.append("worked")
-
-    thread = threading.Thread(target=work)
-    thread.start()
-    thread.join()
-    assert done == ["worked"]

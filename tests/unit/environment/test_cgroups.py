@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from samestep.environment.hardware import Limits, read_limits, read_text
+from samestep.environment.hardware import Limits, read_limits
 
 
 def test_limits_of_groups_of_both_versions_are_found(tmp_path: Path) -> None:
@@ -39,8 +39,3 @@ def test_the_tightest_limit_of_all_groups_counts(tmp_path: Path) -> None:
         (tmp_path / folder / "memory.max").write_text(str(quota))
     (tmp_path / "membership").write_text("0::/a/b/c\n")
     assert read_limits(tmp_path, tmp_path / "membership") == Limits(1.0, 100)
-
-
-def test_a_file_that_a_kernel_does_not_have_is_none(tmp_path: Path) -> None:
-    assert read_text(tmp_path / "missing") is None
-    assert read_text(tmp_path) is None, "a folder is no file"

@@ -8,7 +8,7 @@ import pytest
 
 from samestep.environment import hardware
 from samestep.environment.fact import Fact
-from samestep.environment.hardware import Hardware, Limits, allowed_cpus, cpu_limit, detect_platform, owned_cpus
+from samestep.environment.hardware import Limits, allowed_cpus, cpu_limit, detect_platform, owned_cpus
 
 
 @pytest.mark.requirement("001-S5-1")
@@ -73,10 +73,3 @@ def test_cpus_are_those_of_the_affinity_or_all(monkeypatch: pytest.MonkeyPatch) 
     assert allowed_cpus() == (0, 1, 2)
     monkeypatch.setattr(os, "cpu_count", lambda: None)
     assert allowed_cpus() == (0,)
-
-
-@pytest.mark.parametrize("value", [True, False])
-def test_cuda_is_available_where_it_was_found(value: bool) -> None:
-    fact = Fact(1, "")
-    found = Hardware(0, (), fact, (), "n1", Fact("local", ""), Fact(value, "because"))
-    assert found.cuda_available is value

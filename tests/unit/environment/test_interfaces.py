@@ -99,6 +99,9 @@ def test_a_name_server_that_does_not_answer_is_not_waited_for(monkeypatch: pytes
 
 def test_the_way_to_this_machine_is_its_own_address(monkeypatch: pytest.MonkeyPatch) -> None:
     assert address_towards("127.0.0.1") == "127.0.0.1"
+    for interface in list_interfaces():
+        if interface.address is not None:
+            assert address_towards(interface.address) == interface.address
     monkeypatch.setattr(socket, "getaddrinfo", lambda *given, **more: [(0, 0, 0, "", ("127.0.0.1", 0))] * 2)
     assert address_towards("head") == "127.0.0.1"
     monkeypatch.setattr(socket, "getaddrinfo", lambda *given, **more: [])

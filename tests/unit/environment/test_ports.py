@@ -14,11 +14,6 @@ def test_jobs_meet_at_their_own_ports_below_the_ephemeral_ones() -> None:
     assert all(20000 <= port < 32000 for port in first + second)
 
 
-def test_the_ports_of_a_job_are_the_same_for_all_its_ranks() -> None:
-    assert rendezvous_ports("7.0") == rendezvous_ports("7.0")
-    assert rendezvous_ports("7.0") != rendezvous_ports("7.1")
-
-
 JOB = {"SLURM_JOB_NODELIST": "n[03-05]", "SLURM_JOB_ID": "7", "SLURM_STEP_ID": "0"}
 
 

@@ -8,30 +8,7 @@ import sys
 
 import pytest
 
-from samestep.environment.variables import (
-    agent_serves_store,
-    export,
-    exporting,
-    has_agent,
-    is_same_launch,
-    launch_names,
-    launch_variables,
-    process_environment,
-    thread_variables,
-)
-
-
-def test_the_process_environment_is_a_copy(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("SAMESTEP_TEST", "before")
-    copy = process_environment()
-    monkeypatch.setenv("SAMESTEP_TEST", "after")
-    assert copy["SAMESTEP_TEST"] == "before"
-
-
-def test_exported_variables_are_those_of_the_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("SAMESTEP_TEST", "before")
-    export({"SAMESTEP_TEST": "after"})
-    assert os.environ["SAMESTEP_TEST"] == "after"
+from samestep.environment.variables import exporting, has_agent, is_same_launch, launch_names, launch_variables
 
 
 def test_exporting_ends_with_its_block_also_after_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -47,18 +24,6 @@ def test_exporting_ends_with_its_block_also_after_an_error(monkeypatch: pytest.M
         start()
     assert os.environ["SAMESTEP_TEST"] == "before"
     assert "SAMESTEP_NEW" not in os.environ
-
-
-def test_a_new_process_is_given_its_number_of_threads() -> None:
-    assert thread_variables(3) == {"OMP_NUM_THREADS": "3"}
-
-
-@pytest.mark.parametrize(
-    ("environ", "serves"),
-    [({}, False), ({"TORCHELASTIC_USE_AGENT_STORE": "False"}, False), ({"TORCHELASTIC_USE_AGENT_STORE": "True"}, True)],
-)
-def test_an_agent_may_serve_the_store(environ: dict[str, str], serves: bool) -> None:
-    assert agent_serves_store(environ) is serves
 
 
 def test_an_agent_is_known_by_its_error_file() -> None:

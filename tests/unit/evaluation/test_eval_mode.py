@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from samestep.errors import TaskError
-from samestep.evaluation.eval_mode import BufferSnapshot, evaluating, refuse_changed
+from samestep.evaluation.eval_mode import BufferSnapshot, refuse_changed
 
 
 class Holder(nn.Module):
@@ -21,21 +21,6 @@ class Holder(nn.Module):
         self.register_buffer("kept", torch.tensor([0.0, math.nan]))
         self.register_buffer("cache", torch.zeros(2), persistent=False)
         self.register_buffer("empty", None)
-
-
-def test_all_modules_are_in_evaluation_mode_and_get_their_own_mode_back() -> None:
-    model, head = nn.Sequential(nn.Dropout(), nn.Dropout().eval()), nn.Sequential(nn.Dropout())
-    head[0].eval()
-
-    def fail() -> None:
-        with evaluating([model, head]):
-            assert not any(part.training for module in (model, head) for part in module.modules())
-            raise ZeroDivisionError
-
-    with pytest.raises(ZeroDivisionError):
-        fail()
-    assert [part.training for part in model.modules()] == [True, True, False]
-    assert [part.training for part in head.modules()] == [True, False]
 
 
 def test_untouched_buffers_are_the_same_also_if_one_is_nan() -> None:

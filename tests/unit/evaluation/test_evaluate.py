@@ -149,5 +149,5 @@ def test_an_evaluation_runs_in_the_configs_precision() -> None:
 
 
 def test_data_without_a_length_is_refused() -> None:
-    with pytest.raises(TaskError, match="validation data must have a length"):
+    with pytest.raises(TaskError, match="validation data must have a length and be indexable, unlike list_iterator"):
         evaluate(setup_of(), [Model()], Moment(), iter([]), noisy, {}, None)

@@ -169,14 +169,3 @@ def test_metrics_are_made_with_draws_of_their_step() -> None:
     rng = RngStreams(0, CPU)
     made = [make_metrics(lambda: {"x": torch.rand(())}, rng, step) for step in (3, 4, 3)]
     assert made[0] == made[2] != made[1]
-
-
-def test_a_result_that_is_no_number_is_refused_by_name() -> None:
-    class Text(Listed):
-        def compute(self) -> Any:
-            return "text"
-
-    lane = ({}, {"m": b""})
-    merger = type("Merger", (), {"merge": lambda self, lanes: Text()})()
-    with pytest.raises(TaskError, match="metric m computes a str: it must give numbers"):
-        merge_lanes({"m": merger}, [lane])

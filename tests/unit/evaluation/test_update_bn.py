@@ -11,11 +11,9 @@ from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
 from samestep import orders
-from samestep.config import load_config
 from samestep.data.batch import LaneBatch
-from samestep.distributed.context import SingleProcessContext
 from samestep.evaluation.update_bn import measure_batchnorm
-from samestep.run_setup import RunSetup
+from tests.unit.data.sources import setup_of
 
 SAMPLES = torch.randn(22, 3, generator=torch.Generator().manual_seed(1)) * 3 + 2
 
@@ -40,14 +38,10 @@ class Net(nn.Module):
         return self.other(x[:, None])
 
 
-def measure(model: nn.Module, data: Any = None, forward: Any = None, lanes: int = 2, **values: Any) -> bool:
-    config = load_config({"epochs": 1, "global_batch": 8, "lanes": lanes, **values})
-    context = SingleProcessContext()
-    data = TensorDataset(SAMPLES) if data is None else data
-    order = orders.sequential(len(SAMPLES)) if hasattr(data, "__len__") else None
-    setup = RunSetup.create(config, context)
-    forward = forward or (lambda m, batch: m(batch.x))
-    return measure_batchnorm(setup, [model], forward, data, order, None)
+def measure(model: nn.Module, forward: Any = lambda m, batch: m(batch.x), *extra: nn.Module, **values: Any) -> bool:
+    setup = setup_of(**{"global_batch": 8, "lanes": 2, "epochs": 1, **values})
+    data, order = TensorDataset(SAMPLES), orders.sequential(len(SAMPLES))
+    return measure_batchnorm(setup, [model, *extra], forward, data, order, None)
 
 
 def expected(cut: list[Tensor]) -> tuple[Tensor, Tensor]:
@@ -131,28 +125,8 @@ def test_extra_modules_are_as_in_evaluation_and_keep_their_statistics() -> None:
         modes.update(part.training for part in head.modules())
         head(model(batch.x))
 
-    setup = RunSetup.create(load_config({"epochs": 1, "global_batch": 8, "lanes": 2}), SingleProcessContext())
-    data = TensorDataset(SAMPLES)
-    assert measure_batchnorm(setup, [model, head], forward, data, None, None)
+    assert measure(model, forward, head)
     assert modes == {False}
     assert all(part.training for part in head.modules())
     assert all(torch.equal(value, before[name]) for name, value in head.state_dict().items())
     assert not torch.equal(model.running_mean, torch.zeros(3))
-
-
-class Endless:
-    def lane_stream(self, lane: int, lanes: int, seed: int, epoch: int) -> Any:
-        while True:
-            yield (SAMPLES[lane],)
-
-
-def test_streams_without_an_end_are_read_as_far_as_the_run_goes() -> None:
-    model, seen = nn.BatchNorm1d(3), []
-
-    def forward(model: nn.Module, batch: LaneBatch) -> None:
-        seen.append(batch.lane)
-        model(batch.x)
-
-    assert measure(model, Endless(), forward, epochs=None, steps=3)
-    assert seen == [0, 1] * 3
-    assert torch.allclose(model.running_mean, SAMPLES[:2].mean(0))

@@ -25,13 +25,6 @@ def test_a_fused_rank_runs_one_unit_over_all_its_lanes(rank: int, lanes: range) 
     assert [list(units) for units in assignment.units] == [[0], [1], [2]]
 
 
-@pytest.mark.parametrize("fused", [False, True])
-def test_units_cover_every_lane_once(fused: bool) -> None:
-    assignment = LaneAssignment(BY_RANK, 0, fused)
-    covered = [lane for rank in assignment.units for u in rank for lane in assignment.lanes_of(u)]
-    assert covered == list(range(6))
-
-
 def test_a_rank_may_have_no_lanes() -> None:
     """As in an evaluation that rank 0 does alone."""
     assert len(LaneAssignment((range(4), range(4, 4)), 1).my_units) == 0

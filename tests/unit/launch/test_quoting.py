@@ -257,45 +257,25 @@ def slurm(rank_command: RankCommand, case: Case, **more: Any) -> str | None:
 SLURM_WORST = Case(**{**vars(WORST), "folder": "a b $(touch pwned)'"})
 
 
+@pytest.mark.parametrize("style", ["srun", "torchrun", "mpirun"])
 @few
 @given(CASES)
 @example(SLURM_WORST)
-def test_a_slurm_job_starts_the_ranks_that_were_meant(shell: Shell, case: Case) -> None:
-    rank_command = shell.rank_command(case)
-    script = slurm(rank_command, case)
-    if script is not None:
-        [call] = loads_modules(shell.run(script), case)
-        everything_arrived(call, case, rank_command)
-        assert call.program == "srun"
-        assert call.arguments == ["--kill-on-bad-exit=1", shell.python, *ranks(case)]
-
-
-@few
-@given(CASES)
-@example(SLURM_WORST)
-def test_a_slurm_job_starts_the_agents_that_were_meant(shell: Shell, case: Case) -> None:
-    rank_command = shell.rank_command(case, slurm={"style": "torchrun"})
-    script = slurm(rank_command, case, max_restarts=3)
-    if script is not None:
-        [call] = loads_modules(shell.run(script), case)
-        everything_arrived(call, case, rank_command)
-        assert call.arguments == [
-            "--kill-on-bad-exit=1", shell.python, *agents(case),
-            "--via", "torchrun", "--nproc", "2", "--nodes", "2", "--max-restarts", "3",
-        ]  # fmt: skip
-
-
-@few
-@given(CASES)
-@example(SLURM_WORST)
-def test_a_slurm_job_starts_the_mpirun_that_was_meant(shell: Shell, case: Case) -> None:
-    rank_command = shell.rank_command(case, slurm={"style": "mpirun"})
-    script = slurm(rank_command, case)
-    if script is not None:
-        [call] = loads_modules(shell.run(script), case)
-        everything_arrived(call, case, rank_command)
-        assert call.program == PYTHON
-        assert call.arguments == [*agents(case), "--via", "mpirun", "--nproc", "4"]
+@example(WORST)
+def test_a_slurm_job_starts_what_was_meant(shell: Shell, style: str, case: Case) -> None:
+    rank_command = shell.rank_command(case, slurm={"style": style})
+    script = slurm(rank_command, case, max_restarts=3 if style == "torchrun" else 0)
+    if script is None:
+        return
+    [call] = loads_modules(shell.run(script), case)
+    everything_arrived(call, case, rank_command)
+    srun = ["--kill-on-bad-exit=1", shell.python]
+    on_nodes = ["--via", "torchrun", "--nproc", "2", "--nodes", "2", "--max-restarts", "3"]
+    assert (call.program, call.arguments) == {
+        "srun": ("srun", [*srun, *ranks(case)]),
+        "torchrun": ("srun", [*srun, *agents(case), *on_nodes]),
+        "mpirun": (PYTHON, [*agents(case), "--via", "mpirun", "--nproc", "4"]),
+    }[style]
 
 
 @few
@@ -524,10 +504,3 @@ def test_an_ssh_command_that_cannot_be_split_is_refused(line: str) -> None:
 
     with pytest.raises((ConfigError, LaunchError), match="ssh"):
         script()
-
-
-def test_names_with_lines_are_refused_where_sbatch_would_read_them() -> None:
-    with pytest.raises(ConfigError, match="a plain folder name"):
-        in_folder({"name": "a\n#SBATCH --uid=0"})
-    with pytest.raises(LaunchError, match="must be one line"):
-        slurm_job(in_folder({}, "a\nb"), None, 2).script()

@@ -7,8 +7,6 @@ import json
 import os
 import signal
 import subprocess
-import threading
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -32,6 +30,7 @@ from samestep.launch.run.launches import start
 from samestep.launch.run.mpirun import run_mpirun
 from samestep.launch.run.slurm import Submitted, follow_job, jobs_of, logs_of, newest_job, state_of, submit
 from samestep.launch.run.ssh import check_hosts, run_over_ssh
+from tests.cli.processes import is_alive, wait_for
 
 GOOD = {"task": "task.py:Good", "epochs": 1, "global_batch": 8, "name": "tiny"}
 
@@ -115,8 +114,12 @@ def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Cluster:
 def slept(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     """Time that passes only by sleeping."""
     naps: list[float] = []
-    clock = SimpleNamespace(sleep=naps.append, monotonic=lambda: sum(naps), time=lambda: 1.0)
-    monkeypatch.setattr(slurm_jobs, "time", clock)
+
+    def sleep(seconds: float) -> None:
+        naps.append(seconds)
+        assert sum(naps) < 1000, "it would follow forever"
+
+    monkeypatch.setattr(slurm_jobs, "time", SimpleNamespace(sleep=sleep, monotonic=lambda: sum(naps), time=lambda: 1.0))
     return naps
 
 
@@ -275,7 +278,7 @@ def test_a_requeue_does_not_end_following(cluster: Cluster, slept: list[float]) 
     [
         ("FAILED", "1:0", 1), ("FAILED", "3:0", 3), ("FAILED", "7:0", 7), ("FAILED", "9:0", 1),
         ("CANCELLED", "0:15", 1), ("TIMEOUT", "0:0", 1), ("NODE_FAIL", "1:0", 1),
-        ("OUT_OF_MEMORY", "0:125", 1),
+        ("OUT_OF_MEMORY", "0:125", 1), ("PREEMPTED", "0:15", 1),
     ],
 )  # fmt: skip
 def test_following_ends_as_the_job_did(
@@ -323,22 +326,6 @@ def test_a_damaged_list_of_jobs_is_an_error_that_names_the_fix(cluster: Cluster,
     with pytest.raises(LaunchError, match=r"jobs\.jsonl cannot be read"):
         submit(cluster.job())
     assert len(cluster.calls_of("sbatch")) == 1
-
-
-def test_following_ends_when_a_job_without_a_requeue_is_preempted(
-    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    job = submit(cluster.job(requeue=False))
-    naps: list[float] = []
-
-    def sleep(seconds: float) -> None:
-        naps.append(seconds)
-        assert sum(naps) < 100, "it would follow forever"
-
-    clock = SimpleNamespace(sleep=sleep, monotonic=lambda: sum(naps))
-    monkeypatch.setattr(slurm_jobs, "time", clock)
-    with pytest.raises((RankFailed, Stopped)):
-        followed(cluster, job, RUNNING, shown("PREEMPTED", Requeue="0", ExitCode="0:15"))
 
 
 def test_following_outlives_a_moment_in_which_slurm_is_busy(cluster: Cluster, slept: list[float]) -> None:
@@ -547,37 +534,6 @@ def test_a_second_interrupt_ends_at_once(missed: list[int]) -> None:
     assert missed == []
 
 
-def test_handlers_are_as_before_even_after_an_error(missed: list[int]) -> None:
-    before = [signal.getsignal(number) for number in HANDLED]
-    handed = SignalForwarder(lambda number: None, lambda: None)
-
-    def fail() -> None:
-        with handed:
-            assert not set(before) & {signal.getsignal(number) for number in HANDLED}
-            raise ValueError("x")
-
-    with pytest.raises(ValueError, match="x"):
-        fail()
-    assert [signal.getsignal(number) for number in HANDLED] == before
-    send(signal.SIGTERM)
-    assert missed == [signal.SIGTERM]
-
-
-def test_off_the_main_thread_nothing_is_installed(missed: list[int]) -> None:
-    before = [signal.getsignal(number) for number in HANDLED]
-    inside: list[Any] = []
-
-    def enter() -> None:
-        with SignalForwarder(lambda number: None, lambda: None):
-            inside.extend(signal.getsignal(number) for number in HANDLED)
-
-    thread = threading.Thread(target=enter)
-    thread.start()
-    thread.join()
-    assert inside == before
-    assert [signal.getsignal(number) for number in HANDLED] == before
-
-
 # mpirun
 
 
@@ -731,20 +687,10 @@ def test_a_second_interrupt_leaves_no_rank_behind(
     ranks = [int(line) for line in (tmp_path / "ranks").read_text().split()]
     assert len(ranks) == 2
     try:
-        deadline = time.monotonic() + 60
-        while any(map(lives, ranks)):
-            assert time.monotonic() < deadline, "ranks outlive their mpirun"
-            time.sleep(0.05)
+        wait_for(lambda: not any(map(is_alive, ranks)), 60)
     finally:
-        for number in filter(lives, ranks):
+        for number in filter(is_alive, ranks):
             os.kill(number, signal.SIGKILL)
-
-
-def lives(process: int) -> bool:
-    try:
-        return ") Z " not in Path(f"/proc/{process}/stat").read_text()
-    except OSError:
-        return False
 
 
 def test_mpirun_is_not_in_reach_of_the_terminals_interrupt(tmp_path: Path) -> None:

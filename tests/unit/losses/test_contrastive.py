@@ -84,24 +84,6 @@ def test_siglip_asks_each_pair() -> None:
 
 
 @pytest.mark.parametrize(
-    "loss",
-    [
-        lambda z, n: supcon(z, LABELS, 0.3, rows_at_once=n),
-        lambda z, n: nt_xent(z.unflatten(1, (2, 2)), rows_at_once=n),
-        lambda z, n: clip(z, z.flip(0), z.sum(), rows_at_once=n),
-        lambda z, n: siglip(z, z.flip(0), 3.0, z.mean(), rows_at_once=n),
-    ],
-)
-def test_pieces_have_the_gradient_of_the_whole(loss: Callable[[Tensor, Any], Tensor]) -> None:
-    gradients = []
-    for rows_at_once in (None, 2):
-        z = rows(6, 4).requires_grad_()
-        loss(z, rows_at_once).backward()
-        gradients.append(z.grad)
-    torch.testing.assert_close(*gradients)
-
-
-@pytest.mark.parametrize(
     ("call", "words"),
     [
         (lambda: supcon(rows(6), LABELS), "embeddings of the shape (6,)"),

@@ -77,8 +77,3 @@ def test_a_small_batch_is_not_dealt_out() -> None:
     with contrastive.sharing(shared):
         supcon(rows(12, 3), LABELS)
     assert shared.added == 0
-
-
-def test_a_loss_that_nobody_differentiates_is_summed_too() -> None:
-    z = rows(12, 3).detach()
-    torch.testing.assert_close(supcon(z, LABELS, rows_at_once=5), supcon(z, LABELS))

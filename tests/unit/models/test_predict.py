@@ -204,7 +204,7 @@ def test_invalid_predictions_are_refused(gives: str, kind: str, words: str, tmp_
     ("data", "words"),
     [
         ("stream:4", "data to predict .stream:4. must have a length"),
-        ("empty", "holds no samples"),
+        ("empty", "holds no samples: its length is 0"),
         ("valid", "Scores has no validation data"),
     ],
 )
@@ -212,13 +212,6 @@ def test_data_that_cannot_be_predicted_are_refused(data: str, words: str, tmp_pa
     run = finished_run(tmp_path / "run", params={"gives": "no valid"})
     with pytest.raises(TaskError, match=words):
         predict(run, data, tmp_path / "p.csv")
-
-
-def test_data_that_the_task_does_not_know_are_refused(tmp_path: Path) -> None:
-    from samestep import Task
-
-    with pytest.raises(TaskError, match=r"does not know the data 'mine': define predict_data"):
-        Task().predict_data("mine")
 
 
 def test_lane_weights_of_another_number_of_ranks_are_named(tmp_path: Path) -> None:

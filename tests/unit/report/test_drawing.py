@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import re
 import sys
@@ -18,6 +17,7 @@ from samestep.report.curves.page import write_html
 from samestep.report.curves.panels import choose, panels_of
 from samestep.report.picture import write_panels
 from tests.unit.report.runs import history, write_run
+from tests.unit.sweep.studies import data_of
 
 BAD = "<script>alert(1)</script>"
 
@@ -29,12 +29,6 @@ def drawn(runs: list[History]) -> list[Any]:
 def page_of(runs: list[History], path: Path) -> str:
     write_html(runs, choose(runs, []), drawn(runs), path)
     return path.read_text(encoding="utf-8")
-
-
-def data_of(page: str) -> Any:
-    found = re.search(r'<script type="application/json">(.*?)</script>', page, re.DOTALL)
-    assert found is not None
-    return json.loads(found[1])
 
 
 def test_a_run_has_one_color_and_the_curves_of_a_list_one_panel() -> None:

@@ -8,7 +8,6 @@ import platform
 import re
 import shutil
 import subprocess
-import sys
 from importlib.resources import files
 from pathlib import Path
 
@@ -18,6 +17,7 @@ import samestep
 from samestep.errors import OutputError
 from samestep.report.chart import Line, Panel, chart
 from samestep.report.page import page, write_page
+from tests.unit.sweep.studies import data_of
 
 
 def test_a_page_says_with_what_it_was_written() -> None:
@@ -26,11 +26,6 @@ def test_a_page_says_with_what_it_was_written() -> None:
     assert f"samestep {samestep.__version__}, torch " in text
     assert f"Python {platform.python_version()}" in text
     assert re.search(r"page written</td><td>20\d\d-\d\d-\d\d ", text)
-
-
-def test_the_version_of_torch_needs_no_torch() -> None:
-    code = "import sys, samestep.report.page as p; p.page('a', 'b'); sys.exit('torch' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
 def test_only_force_replaces_what_is_not_ours(tmp_path: Path) -> None:
@@ -46,9 +41,7 @@ def test_only_force_replaces_what_is_not_ours(tmp_path: Path) -> None:
 def test_a_chart_is_strict_json_whatever_its_values_and_names() -> None:
     line = Line(name="</script>&", x=range(2), y=(1.0, math.nan), color="#000000")
     text = chart([Panel(title="a", lines=[line], yrange=(0.0, math.inf))])
-    found = re.search(r'<script type="application/json">(.*?)</script>', text)
-    assert found is not None
-    (panel,) = json.loads(found[1])
+    (panel,) = data_of(text)
     assert panel["lines"][0]["name"] == "</script>&"
     assert (panel["lines"][0]["x"], panel["lines"][0]["y"]) == ([0, 1], [1.0, None])
     assert panel["yrange"] == [0.0, None]

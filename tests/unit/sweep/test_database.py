@@ -12,9 +12,10 @@ from samestep.config.secrets import without_passwords
 from samestep.errors import ConfigError, StorageError
 from samestep.sweep.database import cut_torn_end
 from samestep.sweep.loading import load_sweep
+from samestep.sweep.optuna_parts import draw
 from samestep.sweep.reading import reload_sweep, trials_of
 from samestep.sweep.storage import Storage, refuse_other_storage
-from tests.unit.sweep.studies import begin_study, finish_study
+from tests.unit.sweep.studies import begin_study, finish_study, quality
 
 PASSWORD = "hunter2/@:x"
 
@@ -81,6 +82,10 @@ def test_a_study_reads_the_same_from_each_storage(storage: str, tmp_path: Path) 
     ]  # fmt: skip
     assert found[0].values.keys() == loaded.sweep.domains.keys()
     assert found[0].value == 1.0 * found[0].objectives[0]
+    drawn = [draw(loaded.sweep, number, {})[0] for number in range(10)]
+    assert [t.values for t in found] == drawn, "to the bit"
+    assert found[3].value == quality(drawn[3]) / 2, "pruned"
+    assert found[5].as_json()["reason"].startswith("RuntimeError: ")
     storage_again = Storage(loaded.sweep, loaded.sweep.path)
     assert [t.value for t in storage_again.trials()] == [t.value for t in found]
     storage_again.close()

@@ -11,7 +11,7 @@ import pytest
 from samestep.sweep.optuna_parts import decide, distributions, draw, trial_count
 from samestep.sweep.schema import SweepConfig
 from samestep.sweep.space import parse_space
-from samestep.sweep.storage import Storage, best_of
+from samestep.sweep.storage import Storage
 
 SPACE = {
     "optimizer.lr": {"loguniform": [1e-5, 1e-1]},
@@ -86,29 +86,6 @@ def test_hyperband_and_patience_take_part() -> None:
     band = sweep(pruner="hyperband", pruner_args={"max_resource": 9})
     notes = decide(band, 3, values, [(1, 0.1), (2, 0.2), (3, 0.3)], results(band, 3))[1]
     assert any("rung" in name for name in notes), notes
-
-
-def test_the_storage_keeps_a_trial_through_its_life(tmp_path: Path) -> None:
-    made = sweep()
-    storage = Storage(made, tmp_path)
-    values = [draw(made, number, {})[0] for number in range(3)]
-    assert [storage.begin(value, {}) for value in values] == [0, 1, 2]
-    storage.complete(0, 0.5)
-    storage.report(1, 1, 0.25)
-    storage.prune(1)
-    storage.fail(2, "because")
-    assert storage.begin(values[0], {"a": 1}) == 3
-    storage.close()
-    again = Storage(made, tmp_path)
-    found = again.trials()
-    assert [t.state for t in found] == ["complete", "pruned", "failed", "running"]
-    assert [t.value for t in found] == [0.5, 0.25, None, None]
-    assert [t.values for t in found] == [*values, values[0]], "to the bit"
-    assert found[2].as_json()["reason"] == "because"
-    best = best_of(made, found)
-    assert best is not None
-    assert best.number == 0
-    again.close()
 
 
 def test_a_trial_that_was_written_and_not_begun_runs(tmp_path: Path) -> None:

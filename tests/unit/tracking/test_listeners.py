@@ -69,18 +69,6 @@ def test_a_listener_may_leave_any_event_alone(event: str) -> None:
     assert method(*inspect.signature(method).parameters) is None
 
 
-def test_ids_are_digested_only_if_some_listener_reads_them() -> None:
-    class Reader(RunListener):
-        needs_sample_ids = True
-
-    every = Listeners(RngStreams(0, torch.device("cpu")))
-    assert not every.needs_sample_ids
-    every.add(RunListener())
-    assert not every.needs_sample_ids
-    every.add(Reader())
-    assert every.needs_sample_ids
-
-
 @pytest.mark.parametrize("reads", [False, True])
 def test_a_listener_that_reads_ids_of_streams_gets_digests(tmp_path: Path, reads: bool) -> None:
     class Reader(RunListener):

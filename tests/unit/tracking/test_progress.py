@@ -154,10 +154,7 @@ def test_among_other_ranks_a_terminal_gets_lines(
 
 
 def test_a_bar_is_stopped_also_after_an_error(wall: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
-    calls: list[str] = []
-    monkeypatch.setattr(sys.stderr, "isatty", lambda: True, raising=False)
-    monkeypatch.setattr(Progress, "start", lambda self: calls.append("start"))
-    monkeypatch.setattr(Progress, "stop", lambda self: calls.append("stop"))
+    bar = watch_bar(monkeypatch)
     with pytest.raises(ZeroDivisionError), TrainingProgress(100, 64, RankLog(0, 1), shown=True):
         raise ZeroDivisionError
-    assert calls == ["start", "stop"]
+    assert (bar[0], bar[-1]) == ("start", "stop")

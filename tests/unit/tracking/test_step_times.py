@@ -25,8 +25,6 @@ from samestep.run.time_report import read_times
 from samestep.tracking.step_times import StepTimes, peak_memory
 from tests.unit.clock import Clock
 
-NAN, INFINITE = float("nan"), float("inf")
-
 
 def spend(activity: Activity, clock: Clock, **seconds: float) -> None:
     phases = {

@@ -15,6 +15,7 @@ from samestep.config import Config, load_config
 from samestep.errors import RunDirError, TaskError
 from samestep.tracking.contract import Tracker
 from samestep.tracking.trackers import FigureFiles, JsonLines, RecentRows, Trackers, open_trackers
+from tests.unit.tracking.running import a_figure
 
 
 def config(**values: Any) -> Config:
@@ -33,15 +34,6 @@ def test_rows_read_back_to_the_bit(tmp_path: Path) -> None:
     tracker.flush()
     assert lines(path) == [row]
     tracker.close()
-
-
-def test_what_a_resumed_run_wrote_before_stays(tmp_path: Path) -> None:
-    path = tmp_path / "metrics.jsonl"
-    for step in range(2):
-        tracker = JsonLines(path)
-        tracker.write({"step": step})
-        tracker.close()
-    assert lines(path) == [{"step": 0}, {"step": 1}]
 
 
 @pytest.mark.parametrize("call", ["write", "flush", "close"])
@@ -95,13 +87,6 @@ def test_only_rank_0_opens_a_file(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["metrics.jsonl"]
 
 
-def figure() -> Any:
-    figures = pytest.importorskip("matplotlib.figure")
-    made = figures.Figure(figsize=(1, 1))
-    made.subplots().plot([1, 2])
-    return made
-
-
 def test_tensors_and_numpy_values_are_written_as_numbers(tmp_path: Path) -> None:
     trackers = Trackers([JsonLines(tmp_path / "metrics.jsonl")])
     row = {"step": 1, "scalar": torch.tensor(0.5), "numpy": np.float32(2), "list": torch.arange(2)}
@@ -119,8 +104,8 @@ def test_ranks_without_trackers_wait_for_no_device() -> None:
 
 def test_figures_are_files_and_no_rows(tmp_path: Path) -> None:
     trackers = open_trackers(config(), tmp_path, is_main=True)
-    trackers.write({"step": 7, "val/confusion": figure()})
-    trackers.write({"step": 8, "loss": 1.0, "curve": figure()})
+    trackers.write({"step": 7, "val/confusion": a_figure()})
+    trackers.write({"step": 8, "loss": 1.0, "curve": a_figure()})
     trackers.flush()
     trackers.close()
     assert lines(tmp_path / "metrics.jsonl") == [{"step": 8, "loss": 1.0}]
@@ -132,7 +117,7 @@ def test_figures_are_files_and_no_rows(tmp_path: Path) -> None:
 def test_a_figure_that_cannot_be_written_names_its_file(tmp_path: Path) -> None:
     (tmp_path / "figures").write_text("in the way")
     with pytest.raises(RunDirError, match=r"curve-00000000\.png could not be written"):
-        FigureFiles(tmp_path / "figures").write({"step": 0, "curve": figure()})
+        FigureFiles(tmp_path / "figures").write({"step": 0, "curve": a_figure()})
 
 
 def test_what_rank_0_may_not_have_flushed_is_kept_for_two_steps() -> None:

@@ -10,8 +10,6 @@ import pytest
 from samestep.config.schema import BestConfig
 from samestep.train.best_so_far import BestSoFar
 
-NAN, INFINITE = float("nan"), float("inf")
-
 
 @pytest.mark.parametrize(
     ("rule", "values", "best"),

@@ -162,10 +162,6 @@ def test_refit_refuses_what_it_cannot_join() -> None:
     with pytest.raises(TaskError, match="valid_data returned None: leave out refit"):
         with_all_data(Rows()).train_data()
 
-    class Stream(IterableDataset[int]):
-        def __iter__(self) -> Iterator[int]:
-            return iter(range(3))
-
     class Streams(Whole):
         def valid_data(self) -> Any:
             return Stream()

@@ -32,11 +32,6 @@ def test_a_config_is_taken_in_any_form(tmp_path: Path, form: str) -> None:
         assert run.batch.lane_batch == 2
 
 
-def test_overrides_replace_the_configs_values(tmp_path: Path) -> None:
-    with samestep.start(settings(tmp_path), ["seed=7", "loader.workers=1"]) as run:
-        assert (run.config.seed, run.config.loader.workers) == (7, 1)
-
-
 def test_a_config_with_mistakes_opens_nothing(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="epoch"):
         samestep.start({**settings(tmp_path / "run"), "epoch": 3})
@@ -57,9 +52,3 @@ def test_a_run_that_cannot_be_opened_leaves_no_context_open(tmp_path: Path, monk
             samestep.start(settings(tmp_path))
         assert closed == [1]
     assert closed == [1, 1]
-
-
-def test_a_closed_run_can_be_started_again(tmp_path: Path) -> None:
-    for _ in range(2):
-        with samestep.start(settings(tmp_path)) as run:
-            assert run.start_step == 0

@@ -74,7 +74,7 @@ def test_a_task_file_may_be_loaded_again_after_a_change(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("task", "params", "message"),
     [
-        (None, {}, "the config names no task to train"),
+        (None, {}, r"the config names no task to train: set task: FILE\.py:Class"),
         ("missing.py:Good", {}, r"names .*missing\.py, and there is no such file"),
         ("a_task.py:Goood", {}, "has no class Goood; it has Good, Other"),
         ("a_task.py:NoTask", {}, "NoTask in .* is not a subclass of samestep.Task"),
@@ -91,16 +91,18 @@ def test_a_task_that_cannot_be_made_is_refused(
         load(task, **params)
 
 
-def test_a_file_without_any_task_is_reported_as_such(folder: Path) -> None:
-    (folder / "empty.py").write_text("")
-    with pytest.raises(TaskError, match=r"has no class Good and no subclass of samestep\.Task"):
-        load("empty.py:Good")
-
-
-def test_a_file_named_like_an_imported_module_is_refused(folder: Path) -> None:
-    (folder / "json.py").write_text(SOURCE)
-    with pytest.raises(TaskError, match=r"already imported \(json\): rename it"):
-        load("json.py:Good", width=1)
+@pytest.mark.parametrize(
+    ("name", "text", "message"),
+    [
+        ("empty.py", "", r"has no class Good and no subclass of samestep\.Task"),
+        ("json.py", SOURCE, r"already imported \(json\): rename it"),
+        ("task.txt", SOURCE, r"task\.txt is not a Python file"),
+    ],
+)
+def test_a_file_that_cannot_be_taken_is_refused(folder: Path, name: str, text: str, message: str) -> None:
+    (folder / name).write_text(text)
+    with pytest.raises(TaskError, match=message):
+        load(f"{name}:Good")
 
 
 def test_an_error_in_the_file_is_the_users_own_and_leaves_no_module(folder: Path) -> None:
@@ -121,7 +123,7 @@ def test_an_error_in_the_file_is_the_users_own_and_leaves_no_module(folder: Path
         (lambda task: task.train_data(), r"Plain must define train_data\(self\)"),
         (lambda task: task.loss(None, None), r"Plain must define loss\(self, model, batch\)"),
         (lambda task: task.optimizers(None), r"Plain must define optimizers.*optimizer: \{name"),
-        (lambda task: task.predict_data("new"), "Plain does not know the data 'new'"),
+        (lambda task: task.predict_data("new"), "Plain does not know the data 'new': define predict_data"),
     ],
 )
 def test_what_a_task_must_define_is_named_with_its_class(call: Any, message: str) -> None:

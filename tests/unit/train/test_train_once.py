@@ -13,7 +13,6 @@ from samestep.config import load_config
 from samestep.distributed.context import SingleProcessContext
 from samestep.errors import Stopped, TaskError
 from samestep.train.loop import Outcome
-from samestep.train.record import RunRecord, read_state
 from samestep.train.train_once import train_once
 from tests.unit.train.own_loops import losses, settings
 
@@ -62,14 +61,6 @@ def test_a_training_reports_how_far_it_got(task: str, tmp_path: Path) -> None:
     assert outcome.loss == losses(tmp_path / "run")[-1]
     assert outcome.best.value is not None
     assert outcome.best.value <= outcome.metrics["val_loss"]  # type: ignore[operator]
-
-
-def test_a_record_is_written_on_request(task: str, tmp_path: Path) -> None:
-    once(task, tmp_path / "run", tmp_path / "record")
-    record = RunRecord.read(tmp_path / "record")
-    assert (record.steps, record.losses) == (6, losses(tmp_path / "run"))
-    state = read_state(tmp_path / "record")
-    assert {"model.0.weight", "kept.training.metrics.val_loss"} <= set(state)
 
 
 def test_a_training_can_be_stopped_after_so_many_steps_and_resumed(task: str, tmp_path: Path) -> None:

@@ -11,10 +11,10 @@ from torch import nn
 from torch.optim import SGD
 
 import samestep
-from samestep.errors import CheckpointError, Stopped
+from samestep.errors import Stopped
 from samestep.run.run import Run
 from samestep.train.training_averages import TrainingAverages
-from tests.unit.train.own_loops import Noisy, Streams, settings
+from tests.unit.train.own_loops import Noisy, settings
 
 
 def averages_of(run: Run, dataset: Any = None) -> tuple[TrainingAverages, nn.Linear]:
@@ -42,19 +42,6 @@ def test_without_a_section_there_is_no_average(tmp_path: Path) -> None:
         assert averages.weights() == {}
         assert averages.measure(lambda prefix: pytest.fail("nothing to measure")) == {}
         assert averages.finish(lambda: True, lambda prefix: pytest.fail("nothing")) == {}
-
-
-def test_a_moving_average_follows_every_update(tmp_path: Path) -> None:
-    with samestep.start(settings(tmp_path, ema={"decay": 0.5, "warmup": False})) as run:
-        averages, model = averages_of(run)
-        expected = model.weight.detach().clone()
-        seen = train(run, averages, model)
-        for weight in seen:
-            expected = 0.5 * expected + 0.5 * weight
-        found = averages.weights()
-    assert set(found) == {"ema.weight"}
-    assert torch.allclose(found["ema.weight"], expected, rtol=1e-5)
-    assert not torch.equal(found["ema.weight"], seen[-1])
 
 
 def test_the_moving_average_is_measured_in_the_models_place(tmp_path: Path) -> None:
@@ -90,15 +77,6 @@ def test_the_mean_is_measured_once_at_the_end(tmp_path: Path, has_batchnorm: boo
     assert torch.allclose(mean, torch.stack(seen[2:]).mean(0), rtol=1e-4)
 
 
-def test_a_mean_of_nothing_is_reported_and_left_out(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    with samestep.start(settings(tmp_path, swa={"start": 1000, "every": 1})) as run:
-        averages, model = averages_of(run, Streams())  # whose length nobody knows beforehand
-        train(run, averages, model)
-        assert averages.finish(lambda: True, lambda prefix: pytest.fail("nothing")) == {}
-        assert averages.weights() == {}
-    assert "swa averaged nothing" in capsys.readouterr().err
-
-
 def test_averages_resume_with_their_run(tmp_path: Path) -> None:
     values = {"ema": {"decay": 0.5}, "swa": {"start": 1, "every": 1}}
 
@@ -116,14 +94,3 @@ def test_averages_resume_with_their_run(tmp_path: Path) -> None:
     parts = run_once(tmp_path / "parts", None)
     assert set(parts) == set(whole) == {"ema.weight", "swa.weight"}
     assert all(torch.equal(parts[name], whole[name]) for name in whole)
-
-
-def test_a_run_cannot_resume_without_its_average(tmp_path: Path) -> None:
-    def run_once(**values: Any) -> None:
-        with samestep.start(settings(tmp_path, resume={"allow": ["ema", "epochs"]}, **values)) as run:
-            averages, model = averages_of(run)
-            train(run, averages, model)
-
-    run_once(ema={"decay": 0.5}, epochs=1)
-    with pytest.raises(CheckpointError, match="keeps the state of 'ema'"):
-        run_once()

@@ -241,8 +241,3 @@ def test_a_file_that_is_not_a_loss_curve_is_refused(tmp_path, name, text, messag
     with pytest.raises(ConfigError, match=message) as caught:
         read_curve(path)
     assert name in str(caught.value)
-
-
-def test_a_missing_curve_is_refused_with_its_path(tmp_path):
-    with pytest.raises(ConfigError, match=r"mine\.csv.*\n.*cannot be read: No such file"):
-        read_curve(tmp_path / "mine.csv")

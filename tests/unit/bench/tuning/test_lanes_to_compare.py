@@ -38,11 +38,6 @@ def test_chosen_numbers_must_cut_the_batch() -> None:
         lanes_to_compare(config(), (96,))
 
 
-def test_lanes_that_follow_from_the_ranks_are_no_choice() -> None:
-    with pytest.raises(PlanError, match=r"batch_per_rank is 4: .* Set global_batch instead"):
-        lanes_to_compare(load_config({"batch_per_rank": 4, "epochs": 1}))
-
-
 def test_each_number_of_lanes_is_tried_with_each_width_that_it_has() -> None:
     assert [one.label for one in lane_variants((1, 2, 8), (), 2)] == ["2 lanes", "8 lanes"]
     found = lane_variants((2, 8), (1, 4), 1)

@@ -24,7 +24,7 @@ from samestep.bench.tuning.lr_report import write_html, write_png
 from samestep.bench.tuning.lr_suggestion import Curve, RangeTest, suggest, what_is_wrong
 from samestep.config import Config, load_config
 from samestep.distributed.context import SingleProcessContext
-from samestep.errors import MissingExtraError, OutputError, RangeTestError
+from samestep.errors import OutputError, RangeTestError
 from samestep.train.task import Task
 
 
@@ -146,12 +146,6 @@ def test_the_page_of_a_test_without_suggestions_shows_why(tmp_path: Path) -> Non
     text = (tmp_path / "lr.html").read_text(encoding="utf-8")
     assert "No suggestion: the loss is NaN or infinite after 0 steps" in text
     assert "0 of 100 steps" in text
-
-
-def test_a_missing_package_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
-    with pytest.raises(MissingExtraError, match=r"\.\[plots\]"):
-        write_png(found(), "mine", tmp_path / "file.png")
 
 
 def test_every_value_of_the_page_is_escaped(tmp_path: Path) -> None:

@@ -139,17 +139,6 @@ def test_streams_are_measured(tmp_path: Path, context: SingleProcessContext) -> 
     assert len(found[0].seconds) == 2
 
 
-def test_data_without_a_whole_step_is_refused(tmp_path: Path, context: SingleProcessContext) -> None:
-    given = config(tmp_path, params={"samples": 20})
-    with pytest.raises(PlanError, match=r"has 20 samples, .* global_batch 32: no step has whole"):
-        measure_lanes(given, context, (2,))
-
-
-def test_widths_need_a_gpu(tmp_path: Path, context: SingleProcessContext) -> None:
-    with pytest.raises(PlanError, match=r"--parallel is about .* runs on cpu"):
-        measure_lanes(config(tmp_path), context, (2,), (1, 2))
-
-
 def test_widths_need_graphs(tmp_path: Path, context: SingleProcessContext) -> None:
     context.device = torch.device("cuda:0")  # refused before anything is computed
     given = config(tmp_path, speed={"graph": False})

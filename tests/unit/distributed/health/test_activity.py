@@ -72,16 +72,8 @@ def test_collectives_are_numbered_and_remembered() -> None:
     assert Activity().collective == ""
 
 
-@pytest.mark.parametrize(
-    "error",
-    [
-        RuntimeError("[gloo] Connection closed by peer"),
-        RuntimeError("NCCL error: remote process exited"),
-        RuntimeError("Timed out waiting 1000ms for recv operation to complete"),
-    ],
-)
-def test_a_broken_connection_becomes_a_lost_peer(error: RuntimeError) -> None:
-    activity = Activity()
+def test_a_broken_connection_becomes_a_lost_peer() -> None:
+    activity, error = Activity(), RuntimeError("[gloo] Connection closed by peer")
     with pytest.raises(PeerLost, match="lost another rank: ") as caught, activity.waiting("losses"):
         raise error
     assert caught.value.__cause__ is error

@@ -6,7 +6,7 @@ import os
 import re
 import socket
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 import pytest
@@ -16,6 +16,7 @@ from samestep.distributed.health import heartbeat
 from samestep.distributed.health.activity import COMPUTE, DATA, EXCHANGE, READING, Activity
 from samestep.distributed.health.heartbeat import Heartbeat
 from samestep.errors import CollectiveMismatch, PeerLost, RankHung
+from tests.cli.processes import wait_for
 
 
 @pytest.fixture(autouse=True)
@@ -36,18 +37,11 @@ def beating(
         Heartbeat(store, n, len(activities), activity, timeout, lost_after) for n, activity in enumerate(activities)
     ]
     try:
-        until(lambda: store.check([f"samestep/1/beat/{n}" for n in range(len(activities))]))
+        wait_for(lambda: store.check([f"samestep/1/beat/{n}" for n in range(len(activities))]))
         yield hearts
     finally:
         for heart in hearts:
             heart.close()
-
-
-def until(true: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 60
-    while not true():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
 
 
 def lost(words: str = "lost another rank: Connection closed by peer") -> PeerLost:
@@ -101,7 +95,7 @@ def test_the_last_sign_of_a_rank_is_as_old_as_it_is() -> None:
     activities[1].enter(COMPUTE)
     with beating(activities) as (mine, other):
         other._moved -= 100  # a long step, but it was there a moment ago
-        until(lambda: other._now().seconds > 99)
+        wait_for(lambda: other._now().seconds > 99)
         other._beat()
         other.stop()
         found = str(mine.explain(lost()))
@@ -128,7 +122,7 @@ def test_a_rank_that_is_stuck_after_another_one_failed_ends_itself(
     activities[0].step = 3
     with beating(activities) as (_, other):
         other.announce(ValueError("boom"))
-        until(lambda: bool(ended))
+        wait_for(lambda: bool(ended))
     assert ended[0] == 1
     assert re.search(
         r"this rank was in compute at step 3 for \d s and could not end by itself after "
@@ -146,7 +140,7 @@ def test_a_collective_that_never_comes_back_ends_the_rank(
     activities[1].enter(DATA)
     activities[0].waiting("gradients", phase).__enter__()
     with beating(activities):
-        until(lambda: bool(ended))
+        wait_for(lambda: bool(ended))
     assert ended[0] == 7
     printed = capfd.readouterr().err
     assert "samestep: rank 0: a collective waited longer than distributed.timeout" in printed
@@ -165,7 +159,7 @@ def test_a_rank_without_a_sign_of_life_is_lost_long_before_the_timeout(
             heart._interval = 0.2
         activities[0].waiting("gradients").__enter__()
         other.stop()  # its machine is gone, silently; the third rank only takes its time
-        until(lambda: bool(ended))
+        wait_for(lambda: bool(ended))
         assert mine._store.read("failed") is not None, "those who wait for it as well learn of it"
     assert ended[0] == PeerLost.exit_code
     printed = capfd.readouterr().err
@@ -183,7 +177,7 @@ def test_ranks_that_are_busy_for_long_are_not_lost(ended: list[int], monkeypatch
         for heart in hearts:
             heart._interval = 0.2
         activities[0].waiting("gradients").__enter__()
-        until(lambda: len(looks) > 1)  # the second look compares with the first
+        wait_for(lambda: len(looks) > 1)  # the second look compares with the first
     assert not ended
 
 
@@ -194,7 +188,7 @@ def test_a_long_step_of_our_own_is_no_hang(ended: list[int]) -> None:
     with beating(activities, timeout=0.4) as hearts:
         for heart in hearts:
             heart._moved -= 1000
-        until(lambda: min(heart._number for heart in hearts) > 8)
+        wait_for(lambda: min(heart._number for heart in hearts) > 8)
     assert not ended
 
 
@@ -207,7 +201,7 @@ def test_a_rank_is_gone_once_it_is_silent_and_its_process_has_ended(monkeypatch:
             assert not mine.is_gone(1)
             time.sleep(0.05)
         other.stop()
-        until(lambda: mine.is_gone(1))
+        wait_for(lambda: mine.is_gone(1))
 
 
 def test_a_rank_that_only_falls_silent_is_gone_after_a_while() -> None:
@@ -215,5 +209,5 @@ def test_a_rank_that_only_falls_silent_is_gone_after_a_while() -> None:
         assert not mine.is_gone(1)
         other.stop()
         began = time.monotonic()
-        until(lambda: mine.is_gone(1))
+        wait_for(lambda: mine.is_gone(1))
         assert time.monotonic() - began > 0.8

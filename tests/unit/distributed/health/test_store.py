@@ -75,6 +75,7 @@ def test_a_store_that_does_not_answer_in_time_is_silent() -> None:
     assert found.add("left", 1) is None
     assert found.is_gone
     assert found.is_silent
+    assert found.read("beat") is None, "it is not called again"
     answers.set()
     found.close()
 

@@ -10,7 +10,6 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-import psutil
 import pytest
 
 from samestep.launch.run import reaper as reaper_program
@@ -41,17 +40,6 @@ def start(processes: RankProcesses, code: str, rank: int = 0) -> int:
     return processes.start(rank, [sys.executable, "-c", code], os.environ, redirected=True)
 
 
-def is_alive(pid: int) -> bool:
-    return psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
-
-
-def wait_until_gone(pid: int) -> None:
-    deadline = time.monotonic() + 20
-    while is_alive(pid):
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
-
-
 def test_only_a_rank_that_says_so_has_succeeded(processes: RankProcesses) -> None:
     start(processes, REPORTS % "", 0)
     start(processes, "pass", 1)
@@ -67,7 +55,8 @@ def test_only_a_rank_that_says_so_has_succeeded(processes: RankProcesses) -> Non
 def test_what_a_rank_printed_is_kept_and_what_it_started_ends_with_it(processes: RankProcesses, tmp_path: Path) -> None:
     start(processes, LEAVES_A_CHILD, 3)
     assert processes.wait(30)
-    wait_until_gone(int((tmp_path / "rank-3.out").read_text()))
+    child = int((tmp_path / "rank-3.out").read_text())
+    wait_for(lambda: not is_alive(child), 20)
 
 
 def test_ranks_get_time_to_end_and_are_then_killed(processes: RankProcesses) -> None:
