@@ -56,7 +56,7 @@ class RankProcesses:
 
     def __init__(self, target: Callable[..., Any], world: int, args: tuple[Any, ...], seconds: float = 300) -> None:
         self._deadline = time.monotonic() + seconds
-        port = _free_port()
+        port = free_port()
         self._pipes: list[Connection] = []
         self.processes: list[BaseProcess] = []
         for rank in range(world):
@@ -114,7 +114,7 @@ def _rank(pipe: Connection, rank: int, world: int, port: int, target: Callable[.
 _PORTS = itertools.count(61 * os.getpid())
 
 
-def _free_port() -> int:
+def free_port() -> int:
     """Return a port that no other test takes: not one of those that the system gives to whoever asks next."""
     while True:
         port = 20_000 + next(_PORTS) % 12_000

@@ -32,7 +32,7 @@ from tests.chaos.disk import SmallDisk
 from tests.chaos.family import adopting_orphans, nothing_left
 from tests.chaos.faults import KINDS, SECONDS_TO_END, STEPS, Scene, remove
 from tests.cli.processes import command, popen
-from tests.distributed.running import rows_of
+from tests.distributed.running import losses_of
 
 _FAULTS_PER_RUN = 12
 _SECONDS_TO_VANISH = 20.0
@@ -91,7 +91,7 @@ class Chaos:
         """Let a run end; its last state and all its losses."""
         answers = scene.ranks(timeout=600).answers()
         assert all(ok for ok, _ in answers), answers
-        return RunRecord.read(scene.run / "record").state_hash, losses(scene.run)
+        return RunRecord.read(scene.run / "record").state_hash, losses_of(scene.run)
 
     def _one_run(self, name: str) -> None:
         """Hit a run a dozen times at most, then let it end, and compare."""
@@ -178,10 +178,6 @@ class Chaos:
             },
             "survivors": dict(self.saved.most_common()),
         }
-
-
-def losses(run: Path) -> list[float]:
-    return [row["loss"] for row in rows_of(run) if "loss" in row]
 
 
 def _show(found: dict[str, Any], console: Console) -> None:

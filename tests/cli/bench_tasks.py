@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from typing import Any
 
 import torch
@@ -24,6 +25,21 @@ class Plain(samestep.Task):
 
     def loss(self, model: nn.Module, batch: LaneBatch) -> tuple[Tensor, int]:
         return (model(batch.x) - batch.y).square().sum(), len(batch)
+
+
+class Late(Plain):
+    """Rank 1 sleeps in every lane."""
+
+    def train_data(self) -> Any:
+        return TensorDataset(torch.randn(96, 4), torch.randn(96, 2))
+
+    def optimizers(self, model: nn.Module) -> Any:
+        return torch.optim.SGD(model.parameters(), lr=0.1)
+
+    def loss(self, model: nn.Module, batch: LaneBatch) -> tuple[Tensor, int]:
+        if os.environ.get("RANK") == "1":
+            time.sleep(0.1)
+        return super().loss(model, batch)
 
 
 class Leaking(Plain):

@@ -43,9 +43,12 @@ def torchrun(
     return run([*start, "-m", "samestep", *map(str, arguments)], cwd=cwd, cold=cold)
 
 
-def run(argv: Sequence[str], *, cwd: Path, seconds: float = 300, cold: str = "") -> subprocess.CompletedProcess[str]:
+def run(
+    argv: Sequence[str], *, cwd: Path, seconds: float = 300, cold: str = "", **variables: str
+) -> subprocess.CompletedProcess[str]:
     """Run any Python program to its end."""
-    with popen(argv, cwd=cwd, stdout=subprocess.PIPE, stderr=subprocess.PIPE, cold=cold) as process:
+    given = {**environment(), **variables}
+    with popen(argv, cwd=cwd, stdout=subprocess.PIPE, stderr=subprocess.PIPE, cold=cold, env=given) as process:
         try:
             out, err = process.communicate(timeout=seconds)
         except BaseException:

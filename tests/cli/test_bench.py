@@ -51,18 +51,26 @@ def test_as_ranks_of_another_launcher(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ((), "there is one rank only, and nobody to send to: give --worlds 2,4"),
-        (("--via", "slurm"), "--via slurm starts ranks: say how many, such as --worlds 1,2"),
-        (("--worlds", "2", "--nodes", "2"), "--nodes is for Slurm jobs: add --via slurm"),
-        (("--worlds", "2", "--hosts", "a,b"), "--hosts is for mpirun and ssh"),
-        (("--operations", "all-to-all"), "--operations has all-to-all: there are all-reduce"),
-        (("--smallest", "1TB"), "--smallest is '1TB': give a size"),
-        (("--worlds", "2,x"), "--worlds is '2,x': give numbers"),
-        (("--output", "nowhere/comm.json"), "there is no directory nowhere"),
+        ("bench comm", "there is one rank only, and nobody to send to: give --worlds 2,4"),
+        ("bench comm --via slurm", "--via slurm starts ranks: say how many, such as --worlds 1,2"),
+        ("bench comm --worlds 2 --nodes 2", "--nodes is for Slurm jobs: add --via slurm"),
+        ("bench comm --worlds 2 --hosts a,b", "--hosts is for mpirun and ssh"),
+        ("bench comm --operations all-to-all", "--operations has all-to-all: there are all-reduce"),
+        ("bench comm --smallest 1TB", "--smallest is '1TB': give a size"),
+        ("bench comm --worlds 2,x", "--worlds is '2,x': give numbers"),
+        ("bench comm --output nowhere/comm.json", "there is no directory nowhere"),
+        ("bench scaling --variants horovod", "--variants has horovod: there are samestep, ddp"),
+        ("bench scaling --worlds 4 --lanes 2", "4 ranks need 4 lanes or more"),
+        ("bench scaling --worlds 2 --via ssh", "needs the machines: add --hosts a,b"),
+        ("tune all --write best.yaml", "--write includes a config, and none is given"),
+        ("tune all mine.yaml --write mine.yaml", "mine.yaml exists already, and is kept"),
+        ("tune all mine.yaml distributed.world_size=2", "distributed.world_size is 2"),
+        ("tune lr mine.yaml --from 1 --to 0.1", "give a --from above 0 and a larger --to"),
     ],
 )
-def test_mistakes_are_named(words: tuple[str, ...], message: str, tmp_path: Path) -> None:
-    done = samestep("bench", "comm", *words, cwd=tmp_path)
+def test_mistakes_are_named(words: str, message: str, tmp_path: Path) -> None:
+    (tmp_path / "mine.yaml").write_text("task: task.py:MyTask\nglobal_batch: 64\nepochs: 1\n")
+    done = samestep(*words.split(), cwd=tmp_path)
     assert done.returncode == 2, done.stderr
     assert message in " ".join(done.stderr.split())
     assert "Traceback" not in done.stderr

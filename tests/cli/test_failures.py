@@ -17,7 +17,7 @@ import psutil
 import pytest
 import yaml
 
-from tests.cli.processes import TASKS, children_of, is_alive, samestep, started, wait_for
+from tests.cli.processes import TASKS, children_of, is_alive, processes_of, samestep, started, wait_for
 from tests.variations import variations
 
 
@@ -33,22 +33,12 @@ def write(folder: Path, task: str, **values: Any) -> Path:
     return path
 
 
-def of_run(folder: Path) -> list[int]:
-    """The processes that a run in this folder has; a loader's workers look like their rank."""
-    found = []
-    for process in psutil.process_iter(["cmdline"]):
-        words = process.info["cmdline"] or []
-        if any(str(folder) in word for word in words) and process.pid != os.getpid():
-            found.append(process.pid)
-    return found
-
-
 @pytest.fixture
 def nothing_left(tmp_path: Path) -> Iterator[None]:
     """Whatever a test does to a run, soon after it no process of the run is there."""
     yield
     deadline = time.monotonic() + 20
-    while (left := of_run(tmp_path)) and time.monotonic() < deadline:
+    while (left := processes_of(tmp_path)) and time.monotonic() < deadline:
         time.sleep(0.1)
     assert not left, [psutil.Process(pid).cmdline() for pid in left if psutil.pid_exists(pid)]
 
@@ -140,49 +130,39 @@ def small_disk(folder: Path, kilobytes: int) -> Iterator[Path]:
 
 @pytest.mark.skipif(sys.platform != "linux", reason="a small disk is made with Linux's tmpfs")
 @pytest.mark.usefixtures("nothing_left")
-def test_a_full_disk_is_one_clear_error(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("read_only", "message"), [(False, "No space left on device"), (True, "Read-only file system")]
+)
+def test_a_disk_that_takes_nothing_is_one_clear_error(tmp_path: Path, read_only: bool, message: str) -> None:
     with small_disk(tmp_path, 96) as disk:
+        if read_only:
+            subprocess.run(["mount", "-o", "remount,ro", str(disk)], check=True)
         config = write(tmp_path, "Everything", run_dir=str(disk / "run"), checkpoint={"every_steps": 1})
         done = samestep("launch", config, "--nproc", "2", cwd=tmp_path)
     assert done.returncode == 2, done.stderr
-    assert "No space left on device" in done.stderr
+    assert message in done.stderr
     assert "Traceback" not in done.stderr
     assert "JSONDecodeError" not in done.stderr
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="a small disk is made with Linux's tmpfs")
-@pytest.mark.usefixtures("nothing_left")
-def test_a_disk_that_cannot_be_written_is_one_clear_error(tmp_path: Path) -> None:
-    with small_disk(tmp_path, 96) as disk:
-        subprocess.run(["mount", "-o", "remount,ro", str(disk)], check=True)
-        config = write(tmp_path, "Everything", run_dir=str(disk / "run"))
-        done = samestep("launch", config, "--nproc", "2", cwd=tmp_path)
-    assert done.returncode == 2, done.stderr
-    assert "Read-only file system" in done.stderr
-    assert len(done.stderr.strip().splitlines()) == 1
-
-
-def a_file(path: Path) -> None:
-    path.write_text("mine")
-
-
-def a_dangling_link(path: Path) -> None:
-    path.symlink_to(path.parent / "nowhere" / "at all")
-
-
-def a_directory_of_mine(path: Path) -> None:
-    path.mkdir()
-    (path / "thesis.tex").write_text("mine")
+    assert not read_only or len(done.stderr.strip().splitlines()) == 1
 
 
 @pytest.mark.usefixtures("nothing_left")
-@pytest.mark.parametrize("make", [a_file, a_dangling_link, a_directory_of_mine])
-def test_what_is_no_run_directory_is_refused_and_left_alone(tmp_path: Path, make: Callable[[Path], None]) -> None:
-    config = write(tmp_path, "Everything")
-    make(tmp_path / "run")
-    before = sorted(str(path) for path in tmp_path.rglob("*"))
-    done = samestep("launch", config, "--nproc", "2", cwd=tmp_path)
-    assert done.returncode == 2, done.stderr
-    assert "Traceback" not in done.stderr
-    assert len(done.stderr.strip().splitlines()) == 1
-    assert sorted(str(path) for path in tmp_path.rglob("*")) == before
+@pytest.mark.parametrize("kind", ["file", "dangling link", "user's files"])
+def test_what_is_no_run_directory_is_refused_and_left_alone(tmp_path: Path, kind: str) -> None:
+    config, run = write(tmp_path, "Everything"), tmp_path / "run"
+    if kind == "file":
+        run.write_text("mine")
+    elif kind == "dangling link":
+        run.symlink_to(tmp_path / "nowhere" / "at all")
+    else:
+        run.mkdir()
+        (run / "config.json").write_text("mine")
+    before = sorted(map(str, tmp_path.rglob("*")))
+    for words in (("train", config), ("launch", config, "--nproc", "2")):
+        done = samestep(*words, cwd=tmp_path)
+        assert done.returncode == 2, done.stderr
+        assert "Traceback" not in done.stderr
+        lines = done.stderr.strip().splitlines()
+        assert sum(line.startswith("samestep: ") for line in lines) == 1, done.stderr
+        assert words[0] == "train" or len(lines) == 1
+        assert sorted(map(str, tmp_path.rglob("*"))) == before

@@ -8,8 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from samestep.checkpoint.run_result import read_result
-from tests.cli.processes import command, environment, popen, samestep
+from tests.cli.processes import command, run, samestep
 
 SCRIPT = """
 import sys, torch, torch.nn.functional as F
@@ -29,26 +28,14 @@ for epoch in run.epochs():
         loss = run.backward(F.cross_entropy(model(x), y))
         optimizer.step()
     run.print(f"epoch {epoch}", *sys.argv[1:])
-    if "stop" in sys.argv and epoch == 1:
-        break
 """
 
 
 def python(folder: Path, *words: str, **variables: str) -> tuple[str, str]:
     """Run the script as `python train.py`; what it printed, and its messages."""
-    argv = [sys.executable, "train.py", *words]
-    process = popen(argv, cwd=folder, stdout=-1, stderr=-1, env={**environment(), **variables})
-    out, err = process.communicate(timeout=300)
-    assert process.returncode == 0, err
-    return out, err
-
-
-def test_verify_and_overrides_take_an_ordinary_loader(tmp_path: Path) -> None:
-    (tmp_path / "train.py").write_text(SCRIPT)
-    done = samestep("verify", "train.py", "name=other", "--worlds", "1,2", "--steps", "4", "--json", cwd=tmp_path)
+    done = run([sys.executable, "train.py", *words], cwd=folder, **variables)
     assert done.returncode == 0, done.stderr
-    worlds = json.loads(done.stdout)["worlds"]
-    assert len({world["state_hash"] for world in worlds.values()}) == 1
+    return done.stdout, done.stderr
 
 
 def test_an_error_shows_the_lines_of_the_script_alone(tmp_path: Path) -> None:
@@ -56,10 +43,9 @@ def test_an_error_shows_the_lines_of_the_script_alone(tmp_path: Path) -> None:
         SCRIPT.replace("F.cross_entropy(model(x), y)", "F.cross_entropy(model(x[:, 1:]), y)")
     )
     for words in ([sys.executable, "train.py"], [*command("train", "train.py")]):
-        process = popen(words, cwd=tmp_path, stdout=-1, stderr=-1)
-        _, err = process.communicate(timeout=300)
-        assert process.returncode == 1
-        trace = err[err.index("Traceback") :]
+        done = run(words, cwd=tmp_path)
+        assert done.returncode == 1
+        trace = done.stderr[done.stderr.index("Traceback") :]
         assert "F.cross_entropy(model(x[:, 1:]), y)" in trace
         assert "frames of samestep and torch left out" in trace
         assert "loop_body.py" not in trace
@@ -89,23 +75,9 @@ def test_other_arguments_are_another_run_and_overrides_come_by_the_environment(t
     assert "runs/mine was trained by train.py --lr 1, not train.py --lr 2" in err
     out, _ = python(tmp_path, "--lr", "1", SAMESTEP_ARGS="resume=never epochs=1")
     assert out == "epoch 0 --lr 1\n"
-    argv = [sys.executable, "train.py"]
-    wrong = popen(argv, cwd=tmp_path, stderr=-1, env={**environment(), "SAMESTEP_ARGS": "a='"})
-    assert "SAMESTEP_ARGS" in wrong.communicate(timeout=300)[1]
+    wrong = run([sys.executable, "train.py"], cwd=tmp_path, SAMESTEP_ARGS="a='")
+    assert "SAMESTEP_ARGS" in wrong.stderr
     assert wrong.returncode != 0
-
-
-@pytest.mark.variation("test_a_loop_that_leaves_its_steps_has_ended_the_run: as a script")
-def test_a_loop_that_breaks_has_ended_its_run(tmp_path: Path) -> None:
-    (tmp_path / "train.py").write_text(SCRIPT)
-    done = samestep("launch", "train.py", "--nproc", "2", "--", "stop", cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
-    result = read_result(tmp_path / "runs" / "mine")
-    assert result is not None
-    assert (result.status, result.reason, result.steps) == ("stopped_early", "its own loop", 6)
-    out, err = python(tmp_path, "stop")
-    assert not out
-    assert "The run is complete: 6 steps, stopped by its own loop" in err
 
 
 OWN_AVERAGE = SCRIPT.replace(
@@ -123,7 +95,7 @@ if run.is_main:
 
 def test_verify_looks_at_an_average_that_the_loop_keeps_by_itself(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(OWN_AVERAGE.replace("{rate}", "0.5 / run.world_size"))
-    words = ("verify", "train.py", "--worlds", "1,2", "--steps", "4", "--json")
+    words = ("verify", "train.py", "name=other", "--worlds", "1,2", "--steps", "4", "--json")
     done = samestep(*words, cwd=tmp_path)
     found = json.loads(done.stdout)["worlds"]["2"]
     assert done.returncode == 4, done.stderr
@@ -149,7 +121,7 @@ def test_a_collective_of_one_rank_alone_is_named_within_seconds(tmp_path: Path) 
     assert "run.reduce(1)" in done.stderr, "the line of the script"
 
 
-@pytest.mark.variation("test_verify_and_overrides_take_an_ordinary_loader: by mpirun")
+@pytest.mark.variation("test_verify_looks_at_an_average_that_the_loop_keeps_by_itself: by mpirun")
 @pytest.mark.needs("mpirun")
 def test_a_script_that_leaves_its_batch_to_the_loader_is_verified_by_mpirun(tmp_path: Path) -> None:
     """Nobody has made the run's directory before its recorder, as a launcher of ours does."""

@@ -11,7 +11,6 @@ from typer.testing import CliRunner
 
 from samestep.cli import app
 from samestep.config import load_config
-from tests.cli.processes import samestep
 
 OWN_TASK = """
 class Mine:
@@ -92,17 +91,6 @@ def test_answers_that_make_no_config(
     done = new("bad.yaml", *words)
     assert (done.exit_code, message in done.output) == (2, True), done.output
     assert not (tmp_path / "bad.yaml").exists()
-
-
-def test_what_was_written_is_shown_and_trains(tmp_path: Path) -> None:
-    written = samestep("init", "mine/config.yaml", "--optimizer", "sgd", "--lr", "0.1", "--epochs", "1", cwd=tmp_path)
-    assert written.returncode == 0, written.stderr
-    assert written.stdout.endswith("now: samestep train mine/config.yaml\n")
-    shown = samestep("show", "mine/config.yaml", cwd=tmp_path)
-    assert shown.returncode == 0, shown.stderr
-    trained = samestep("train", "mine/config.yaml", cwd=tmp_path)
-    assert trained.returncode == 0, trained.stderr
-    assert "Optimizers: SGD" in trained.stderr
 
 
 def test_a_template_has_its_own_answers(new: Callable[..., Result], tmp_path: Path) -> None:

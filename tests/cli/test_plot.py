@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-import subprocess
 import sys
 from pathlib import Path
 
@@ -70,14 +69,6 @@ def test_scripts_get_each_value_to_the_bit_also_of_a_resumed_run(folder: Path) -
     assert loss["summary"]["best"] == min(loss["values"])
 
 
-def test_a_run_in_the_middle_of_a_line_works(folder: Path) -> None:
-    path = folder / "a/mine/metrics.jsonl"
-    path.write_bytes(path.read_bytes()[:-15])
-    code, out, err = plot("a/mine")
-    assert (code, err) == (0, "")
-    assert "loss" in out
-
-
 def test_lines_that_are_lost_are_counted_and_an_empty_run_is_named(folder: Path) -> None:
     path = folder / "a/mine/metrics.jsonl"
     path.write_text("garbage\n" + path.read_text(encoding="utf-8"), encoding="utf-8")
@@ -135,16 +126,3 @@ def test_names_from_a_file_are_no_markup_and_no_control_characters(folder: Path)
     assert "[red]a" in out
     assert "\\x1b[31mb" in out
     assert "\x1b" not in out
-
-
-def test_torch_is_not_needed(folder: Path) -> None:
-    code = (
-        "import sys\n"
-        "from typer.testing import CliRunner\n"
-        "from samestep.cli import app\n"
-        "done = CliRunner().invoke(app, ['plot', 'a/mine', '--report', 'c.html'])\n"
-        "assert done.exit_code == 0, done.output\n"
-        "assert 'torch' not in sys.modules\n"
-    )
-    done = subprocess.run([sys.executable, "-c", code], cwd=folder, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr

@@ -30,21 +30,6 @@ def test_digits_are_predicted_the_same_alone_and_on_two_ranks(tmp_path: Path) ->
     assert accuracy(tmp_path / "two.csv") == pytest.approx(evaluated(tmp_path / "runs/digits"))
 
 
-@pytest.mark.variation("test_digits_are_predicted_the_same_alone_and_on_two_ranks: of embeddings")
-def test_embeddings_are_the_same_alone_and_on_two_ranks(tmp_path: Path) -> None:
-    finished_run(tmp_path / "run", "Embeds")
-    words = ("predict", "run", "valid", "--embeddings", "--view", "encoder", "--json")
-    alone = samestep(*words, "--output", "one.npy", cwd=tmp_path)
-    assert alone.returncode == 0, alone.stderr
-    two = torchrun(*words, "--output", "two.npy", cwd=tmp_path)
-    assert two.returncode == 0, two.stderr
-    assert json.loads(two.stdout)["columns"] == ["index", "encoder"]
-    assert (tmp_path / "one.npy").read_bytes() == (tmp_path / "two.npy").read_bytes()
-    wrong = samestep("predict", "run", "valid", "--embeddings", "--output", "z.npy", cwd=tmp_path)
-    assert wrong.returncode == 2
-    assert "there are the columns head, encoder: choose one, of embeddings by --view" in wrong.stderr
-
-
 def accuracy(path: Path) -> float:
     """How often the highest of ten scores is the label's."""
     with path.open(newline="") as file:
@@ -65,6 +50,7 @@ def evaluated(run: Path) -> float:
         (["run", "valid", "--which", "7"], "--which is '7': run has best, last and the steps 3"),
         (["run", "valid", "seeds=1"], "seeds (override): is not a key of this config"),
         ([".", "valid"], ". is not a run's directory"),
+        (["run", "valid", "--embeddings"], "Scores has no embeddings: define eval_embed"),
     ],
 )
 def test_mistakes_end_with_2_and_without_a_traceback(arguments: list[str], message: str, tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from tests.cli.processes import popen, run, wait_for
+from tests.cli.processes import popen, processes_of, run, wait_for
 from tests.preloaded.client import POSSIBLE, environment, server
 
 pytestmark = pytest.mark.skipif(not POSSIBLE, reason="commands are forked on Linux only")
@@ -115,15 +115,4 @@ def test_a_stand_in_hands_signals_and_its_own_end_on(tmp_path: Path, number: sig
         wait_for((tmp_path / "ready").exists)
         process.send_signal(number)
     assert process.returncode == (-9 if number == signal.SIGKILL else 40 + number)
-    wait_for(lambda: not lines_with(str(path)))
-
-
-def lines_with(text: str) -> list[str]:
-    found = []
-    for path in Path("/proc").glob("[0-9]*/cmdline"):
-        try:
-            line = path.read_text(errors="replace")
-        except OSError:
-            continue  # it has just ended
-        found += [line] if text in line else []
-    return found
+    wait_for(lambda: not processes_of(path))

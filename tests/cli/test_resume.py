@@ -96,27 +96,6 @@ def test_an_interrupted_script_is_resumed_with_its_arguments(tmp_path: Path) -> 
     assert samestep("resume", run, "--trust", cwd=tmp_path).returncode == 0
 
 
-@pytest.mark.parametrize("kind", ["file", "dangling link", "user's files"])
-def test_a_run_directory_that_is_none_is_one_clear_error_under_a_launcher(tmp_path: Path, kind: str) -> None:
-    config, path = tmp_path / "c.yaml", tmp_path / "run"
-    config.write_text(f"task: {TASKS}:Slow\nglobal_batch: 32\nsteps: 2\nrun_dir: run\n")
-    if kind == "file":
-        path.write_text("mine")
-    elif kind == "dangling link":
-        path.symlink_to("gone")
-    else:
-        path.mkdir()
-        (path / "config.json").write_text("mine")
-    for words in (("train", config), ("launch", config, "--nproc", "2")):
-        done = samestep(*words, cwd=tmp_path)
-        assert done.returncode == 2, done.stderr
-        assert "Traceback" not in done.stderr
-        said = [line for line in done.stderr.splitlines() if line.startswith("samestep: ")]
-        assert len(said) == 1, done.stderr
-    if kind == "user's files":
-        assert [found.name for found in path.iterdir()] == ["config.json"]
-
-
 def test_a_referred_variable_reaches_the_ranks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MY_TOKEN", "S3CR3T")
     (tmp_path / "task.py").write_text(

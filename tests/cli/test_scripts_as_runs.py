@@ -9,15 +9,11 @@ import pytest
 
 from samestep.train.record import RunRecord, read_state
 from tests.cli.processes import ROOT, samestep
-from tests.distributed.running import rows_of
+from tests.distributed.running import losses_of
 
 LOOP = ROOT / "tests" / "distributed" / "own_loop.py"
 PLAIN = ROOT / "examples" / "plain_loop.py"
 """It leaves the global batch to its DataLoader."""
-
-
-def losses(run: Path) -> list[float]:
-    return [row["loss"] for row in rows_of(run) if "loss" in row]
 
 
 def test_launch_starts_a_script_as_ranks_and_overrides_its_config(tmp_path: Path) -> None:
@@ -27,8 +23,8 @@ def test_launch_starts_a_script_as_ranks_and_overrides_its_config(tmp_path: Path
     assert done.returncode == 0, done.stderr
     assert "2 ranks drive 4+4 lanes; 4 steps" in done.stderr
     assert (tmp_path / "two" / "launch").is_dir(), "the launcher knows the script's run directory"
-    assert losses(tmp_path / "two") == losses(tmp_path / "alone")
-    assert len(losses(tmp_path / "two")) == 4
+    assert losses_of(tmp_path / "two") == losses_of(tmp_path / "alone")
+    assert len(losses_of(tmp_path / "two")) == 4
 
 
 def test_a_script_shows_its_plan_before_it_is_launched(tmp_path: Path) -> None:
@@ -43,7 +39,7 @@ def test_a_script_shows_its_plan_before_it_is_launched(tmp_path: Path) -> None:
 
 
 def test_a_failing_rank_of_a_script_is_shown_first(tmp_path: Path) -> None:
-    done = samestep("launch", LOOP, "--nproc", "2", "--", "run", "--fail-on", "1", cwd=tmp_path)
+    done = samestep("launch", "--nproc", "2", LOOP, "run", "--fail-on", "1", cwd=tmp_path)  # as torchrun takes them
     assert done.returncode == 1
     output = done.stderr[done.stderr.index("samestep: rank 1") :]
     assert "ZeroDivisionError: my own bug" in output
@@ -85,36 +81,16 @@ def test_a_config_to_train_still_needs_a_batch(tmp_path: Path) -> None:
         assert (done.returncode, words in done.stderr) == (2, True), done.stderr
 
 
-def test_verify_finds_the_fault_of_a_script(tmp_path: Path) -> None:
-    done = samestep(
-        "verify", LOOP, "--worlds", "1,2", "--steps", "2", "--json", "--", "run", "--rank-seeded", cwd=tmp_path
-    )
-    assert done.returncode == 4, done.stderr
-    assert json.loads(done.stdout)["worlds"]["2"]["first_difference"]["step"] == 0
-
-
 @pytest.mark.parametrize(
-    ("text", "code", "message"),
+    ("verb", "text", "code", "message"),
     [
-        ("print('nothing')", 2, "without calling samestep.start"),
-        ("import samestep\nsamestep.start({'epochz': 1})", 2, "is not a key of this config"),
-        ("1 / 0", 1, "ZeroDivisionError"),
+        ("train", "print('nothing')", 2, "without calling samestep.start"),
+        ("train", "import samestep\nsamestep.start({'epochz': 1})", 2, "is not a key of this config"),
+        ("launch", "import samestep\nsamestep.start({'epochz': 1})", 2, "is not a key of this config"),
+        ("train", "1 / 0", 1, "ZeroDivisionError"),
     ],
 )
-def test_scripts_that_open_no_run(tmp_path: Path, text: str, code: int, message: str) -> None:
+def test_scripts_that_open_no_run(tmp_path: Path, verb: str, text: str, code: int, message: str) -> None:
     (tmp_path / "script.py").write_text(text)
-    done = samestep("train", "script.py", cwd=tmp_path)
+    done = samestep(verb, "script.py", cwd=tmp_path)
     assert (done.returncode, message in done.stderr) == (code, True), done.stderr
-
-
-def test_a_script_that_is_launched_names_its_mistake(tmp_path: Path) -> None:
-    (tmp_path / "script.py").write_text("import samestep\nsamestep.start({'epochz': 1})")
-    done = samestep("launch", "script.py", cwd=tmp_path)
-    assert (done.returncode, "is not a key of this config" in done.stderr) == (2, True)
-
-
-def test_arguments_of_a_script_need_no_dashes(tmp_path: Path) -> None:
-    """As torchrun takes them: behind the script, when our options stand before it."""
-    done = samestep("launch", "--nproc", "2", LOOP, "two", "--fail-on", "1", cwd=tmp_path)
-    assert done.returncode == 1
-    assert "ZeroDivisionError: my own bug" in done.stderr

@@ -19,7 +19,8 @@ from samestep.cli import app
 try:
     app({words!r}, standalone_mode=False)
 finally:
-    heavy = [name for name in ("torch", "numpy", "torchmetrics", "safetensors") if name in sys.modules]
+    watched = ("torch", "numpy", "torchmetrics", "safetensors", *["pydantic"] * ({words!r} == ["--help"]))
+    heavy = [name for name in watched if name in sys.modules]
     print("\\nimported:", heavy, file=sys.stderr)
 """
 
@@ -46,6 +47,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ["check", "--facts"],
         ["check"],
         ["check", "mine/task.py"],
+        ["plot", "runs/mine", "--report", "c.html"],
         ["launch", "mine/config.yaml", "--print"],
     ],
     ids=" ".join,

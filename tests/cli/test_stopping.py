@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 import os
 import signal
-import socket
 from pathlib import Path
 
 import pytest
 
 from tests.cli.processes import TASKS, children_of, processes_of, samestep, started, wait_for
+from tests.ranks import free_port
 
 SAVED = 75
 PATIENCE = 180.0
@@ -173,19 +173,6 @@ def test_two_runs_in_one_directory_are_refused(config: Path, tmp_path: Path) -> 
         assert f"is in use by process {process.pid} on" in second.stderr
         assert "Traceback" not in second.stderr
         assert process.poll() is None
-
-
-def test_a_run_directory_that_cannot_be_written(config: Path, tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("")
-    done = samestep("train", config, "run_dir=file/run", cwd=tmp_path)
-    assert done.returncode == 2
-    assert "run directory file/run cannot be written: Not a directory" in done.stderr
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def is_served(port: int) -> bool:

@@ -170,22 +170,6 @@ def test_several_objectives_of_real_runs(tmp_path: Path) -> None:
         best = json.loads((run / "result.json").read_text())["best"]
         assert trial["values"] == [best["metrics"]["val_loss"], best["metrics"]["size"]]
     assert "Pareto front: " in done.stderr
-    told = samestep("show", "tiny", cwd=tmp_path).stdout
-    assert all(f"{value:.6g}" in told for trial in found for value in trial["values"])
-    front = json.loads(samestep("sweep", "best", "tiny", "--json", cwd=tmp_path).stdout)["trials"]
-    least = min(found, key=lambda trial: float(trial["value"]))
-    assert least in front
-    assert max(found, key=lambda trial: float(trial["values"][1])) in front
-    drawn = samestep("plot", "tiny", "--report", "page.html", cwd=tmp_path)
-    assert drawn.returncode == 0, drawn.stderr
-    assert "size" in (tmp_path / "page.html").read_text()
-    number = str(least["number"])
-    assert "--trial N takes one" in samestep("sweep", "best", "tiny", "--config", cwd=tmp_path).stderr
-    exported = samestep("sweep", "best", "tiny", "--config", "--trial", number, cwd=tmp_path)
-    (tmp_path / "best.yaml").write_text(exported.stdout)
-    final = samestep("train", "best.yaml", "--json", cwd=tmp_path)
-    assert final.returncode == 0, final.stderr
-    assert json.loads(final.stdout)["best"]["value"] == least["value"]
 
 
 def test_the_fastest_is_found_by_measuring_the_models(tmp_path: Path) -> None:

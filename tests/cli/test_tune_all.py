@@ -42,19 +42,3 @@ def _value(config: object, key: str) -> object:
     for name in key.split("."):
         config = getattr(config, name)
     return config
-
-
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (("--write", "best.yaml"), "--write includes a config, and none is given"),
-        (("mine.yaml", "--write", "mine.yaml"), "mine.yaml exists already, and is kept"),
-        (("mine.yaml", "distributed.world_size=2"), "distributed.world_size is 2"),
-    ],
-)
-def test_mistakes_are_named(words: tuple[str, ...], message: str, tmp_path: Path) -> None:
-    (tmp_path / "mine.yaml").write_text("task: task.py:MyTask\nglobal_batch: 64\nepochs: 1\n")
-    done = samestep("tune", "all", *words, cwd=tmp_path)
-    assert done.returncode == 2, done.stderr
-    assert message in " ".join(done.stderr.split())
-    assert "Traceback" not in done.stderr

@@ -45,6 +45,11 @@ def train_rank(config: Any, record: str | None = None, overrides: Sequence[str] 
         return train_once(loaded, context, None if record is None else Path(record)).steps
 
 
+def losses_of(run: Path) -> list[float]:
+    """Return the losses that a run has logged."""
+    return [row["loss"] for row in rows_of(run) if "loss" in row]
+
+
 def digest(model: nn.Module) -> str:
     """Return a hash of a model's parameters and buffers."""
     state = hashlib.blake2b(digest_size=8)

@@ -533,18 +533,6 @@ class Drifting(Everything):
                 self.made.last.bias[0] += 1e-6
 
 
-class Forgetful(Everything):
-    """What it counts shapes its loss, and is not part of any state."""
-
-    counted: dict[int, int]
-
-    def loss(self, model: nn.Module, batch: LaneBatch) -> tuple[Tensor, int]:
-        self.counted = getattr(self, "counted", {})
-        self.counted[batch.lane] = self.counted.get(batch.lane, 0) + 1
-        loss, count = super().loss(model, batch)
-        return loss * self.counted[batch.lane], count
-
-
 class BadGradient(Everything):
     """A finite loss whose gradient is not a number, in the fourth step."""
 

@@ -84,7 +84,6 @@ def test_what_a_resumed_run_forgets_is_named(config: Path) -> None:
     assert found["between"] == ("1 rank, not stopped: rank 0; 2 ranks, resumed at step 2: rank 0")
 
 
-@pytest.mark.variation("test_a_fault_is_named_by_step_lane_and_tensor: by the command")
 def test_a_broken_promise_offers_the_command_that_explains_it(config: Path) -> None:
     loop = ROOT / "tests" / "distributed" / "own_loop.py"
     done = samestep("verify", loop, "--worlds", "1,2", "--steps", "1", "--", "run", "--rank-seeded", cwd=config.parent)

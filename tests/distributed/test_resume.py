@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 from pathlib import Path
 from typing import Any
@@ -11,7 +10,7 @@ import pytest
 
 from samestep.checkpoint.manifest import MODEL, TRAINING, verify_checkpoint
 from tests.distributed.interrupting import finish, go_on
-from tests.distributed.running import EACH_EPOCH, train
+from tests.distributed.running import EACH_EPOCH, losses_of, train
 from tests.variations import variations
 
 CASES: dict[str, dict[str, Any]] = {
@@ -29,11 +28,6 @@ CASES: dict[str, dict[str, Any]] = {
 IN_CI = ("batchnorm, dropout, augmentation, tail, clipping, adam",)
 
 
-def losses(folder: Path) -> list[float]:
-    rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    return [row["loss"] for row in rows if "loss" in row]
-
-
 @pytest.mark.requirement("000-P4-10", "000-G-4")
 @pytest.mark.parametrize("case", variations(CASES, kept=IN_CI))
 def test_a_run_goes_on_at_other_sizes_with_the_same_bits(case: str, tmp_path: Path) -> None:
@@ -48,7 +42,7 @@ def test_a_run_goes_on_at_other_sizes_with_the_same_bits(case: str, tmp_path: Pa
     assert "on purpose" in said[0][1]
     ended = finish(folder, last, **values)
     assert ended.record.state_hash == untouched.record.state_hash
-    assert losses(folder) == untouched.record.losses
+    assert losses_of(folder) == untouched.record.losses
     assert ended.record.samples == untouched.record.samples[ended.record.start :]
     assert len(set(ended.record.rank_hashes)) == 1
 
@@ -98,7 +92,7 @@ def test_the_count_to_early_stopping_goes_on(tmp_path: Path) -> None:
     folder = tmp_path / "run"
     go_on(folder, 1, at=7, how="SIGTERM", **values)
     assert finish(folder, 2, **values).record.start == 8
-    assert len(losses(folder)) == 12
+    assert len(losses_of(folder)) == 12
 
 
 def test_the_start_line_says_from_what_and_at_which_size(tmp_path: Path) -> None:

@@ -28,13 +28,15 @@ def config_with(**environment: str) -> Config:
     "name",
     ["HF_TOKEN", "WANDB_API_KEY", "AWS_SECRET_ACCESS_KEY", "SAMESTEP_SECRET", "PGPASSWORD",
      "MYSQL_PWD", "OPENAI_APIKEY", "Db_Password", "GOOGLE_APPLICATION_CREDENTIALS", "PROXY_AUTH",
-     "TOKEN2"],
+     "TOKEN2", "SLACK_WEBHOOK", "SENTRY_DSN", "WANDB_API"],
 )  # fmt: skip
 def test_names_that_look_secret(name: str) -> None:
     assert is_secret(name, "x")
 
 
-@pytest.mark.parametrize("name", ["TOKENIZERS_PARALLELISM", "HF_HOME", "PWD", "MONKEY", "NCCL_DEBUG", "AUTHOR"])
+@pytest.mark.parametrize(
+    "name", ["TOKENIZERS_PARALLELISM", "HF_HOME", "PWD", "MONKEY", "NCCL_DEBUG", "AUTHOR", "API_URL"]
+)
 def test_names_that_do_not(name: str) -> None:
     assert not is_secret(name, "/data/it's here")
     assert is_secret(name, "postgres://me:word@host/db"), "a URL with a password is one"

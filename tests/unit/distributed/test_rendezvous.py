@@ -19,17 +19,11 @@ from samestep.distributed.tcp_store import join_store, listen, serve_store
 from samestep.environment.interfaces import Interface
 from samestep.environment.secret import Signer, claimed, signed
 from samestep.errors import InitError, NotAuthentic
+from tests.ranks import free_port
 
 
 def free_ports(count: int) -> list[int]:
-    probes = [socket.socket() for _ in range(count)]
-    try:
-        for probe in probes:
-            probe.bind(("", 0))
-        return [probe.getsockname()[1] for probe in probes]
-    finally:
-        for probe in probes:
-            probe.close()
+    return [free_port() for _ in range(count)]
 
 
 @contextmanager

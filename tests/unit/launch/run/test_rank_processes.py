@@ -15,6 +15,7 @@ import pytest
 from samestep.launch.run import reaper as reaper_program
 from samestep.launch.run.orphans import Reaper
 from samestep.launch.run.rank_processes import RankProcesses
+from tests.cli.processes import is_alive, wait_for
 
 REPORTS = (
     "import os; number = int(os.environ['SAMESTEP_REPORT_PIPE'].split(':')[0]); "
