@@ -12,7 +12,7 @@ import pytest
 
 from tests.browser.browser import browser
 from tests.browser.open_page import open_page
-from tests.cli.processes import TASKS, samestep, started, wait_for
+from tests.cli.processes import samestep, started, wait_for, write_config
 from tests.cli.test_ui import ui
 
 pytestmark = pytest.mark.browser
@@ -22,11 +22,9 @@ _STEP = "(document.querySelector('#part-state')?.innerText.match(/step\\s+([0-9,
 
 def test_a_run_is_followed_through_a_kill_and_a_resume(tmp_path: Path) -> None:
     browser()
-    config = tmp_path / "slow.yaml"
-    config.write_text(
-        f"task: {TASKS}:Slow\nname: slow\nparams: {{seconds: 0.1, hurry: {tmp_path}/hurry}}\nglobal_batch: 32\nlanes: 8\nsteps: 200\nlog_every: 1\n"
-        "checkpoint: {every_steps: 5}\ndistributed: {threads_per_rank: 1, timeout: 60}\n"
-    )
+    params = {"seconds": 0.1, "hurry": str(tmp_path / "hurry")}
+    values = {"checkpoint": {"every_steps": 5}, "distributed": {"timeout": 60}}
+    config = write_config(tmp_path / "slow.yaml", "Slow", steps=200, log_every=1, params=params, **values)
     with started("launch", config, "--nproc", "2", cwd=tmp_path) as process:
         run = tmp_path / "runs" / "slow"
         wait_for((run / "metrics.jsonl").exists)
@@ -62,8 +60,7 @@ def test_a_run_is_followed_through_a_kill_and_a_resume(tmp_path: Path) -> None:
 
 def test_runs_are_filtered_sorted_and_compared(tmp_path: Path) -> None:
     browser()
-    config = tmp_path / "small.yaml"
-    config.write_text(f"task: {TASKS}:Everything\nglobal_batch: 32\nlanes: 8\nsteps: 4\nlog_every: 1\n")
+    config = write_config(tmp_path / "small.yaml", steps=4, log_every=1)
     for name, steps in (("first", 4), ("second", 3), ("third", 2)):
         assert samestep("train", config, f"name={name}", f"steps={steps}", cwd=tmp_path).returncode == 0
     with ui(tmp_path) as reader, open_page(f"{reader.address}?{reader.query}", tmp_path / "profile") as page:

@@ -19,10 +19,9 @@ from typing import Any
 
 import yaml
 
-from tests.chaos.chaos import losses
 from tests.chaos.family import adopting_orphans, nothing_left
 from tests.cli.processes import command, popen
-from tests.distributed.running import settings
+from tests.distributed.running import losses_of, settings
 
 _STEPS = 4
 _SECONDS = 300.0
@@ -69,7 +68,7 @@ class Launches:
             for process, run, output in processes:
                 code = process.wait(_SECONDS)
                 assert code == 0, f"{what} ended with exit code {code}:\n{output.read_text()}"
-                found = losses(run)
+                found = losses_of(run)
                 self._expected = self._expected or found
                 assert len(found) == _STEPS, f"{what}: {found}"
                 assert found == self._expected, f"{what}: {found}"

@@ -18,7 +18,7 @@ from tests.chaos.launches import Launches
 
 
 @pytest.mark.variation(
-    "test_a_run_goes_on_at_other_sizes_with_the_same_bits, test_a_lost_rank_ends_all_and_the_run_goes_on and test_a_full_disk_is_one_clear_error, at random"
+    "test_a_run_goes_on_at_other_sizes_with_the_same_bits, test_a_lost_rank_ends_all_and_the_run_goes_on and test_a_disk_that_takes_nothing_is_one_clear_error, at random"
 )
 def test_one_fault_of_each_kind_at_random_instants_and_sizes(tmp_path: Path) -> None:
     chaos = Chaos(tmp_path, kills=len(KINDS), seed=3)

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import psutil
+import yaml
 
 from tests.preloaded.client import POSSIBLE, ROOT, Popen, environment
 
@@ -106,6 +107,14 @@ def is_alive(pid: int) -> bool:
         return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:
         return False
+
+
+def write_config(path: Path, task: str = "Everything", **values: Any) -> Path:
+    """Of a task of `tests.distributed.tasks`: a global batch of 32 in 8 lanes, one thread per rank."""
+    distributed = {"threads_per_rank": 1, "timeout": 600, **values.pop("distributed", {})}
+    config = {"task": f"{TASKS}:{task}", "global_batch": 32, "lanes": 8, **values, "distributed": distributed}
+    path.write_text(yaml.safe_dump(config, sort_keys=False))
+    return path
 
 
 def children_of(pid: int) -> list[int]:

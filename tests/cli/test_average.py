@@ -8,15 +8,11 @@ from pathlib import Path
 from typer.testing import CliRunner
 
 from samestep.cli import app
-from tests.cli.processes import TASKS, samestep
+from tests.cli.processes import samestep, write_config
 
 
 def test_it_reports_what_it_averaged_and_what_is_wrong(tmp_path: Path) -> None:
-    config = tmp_path / "small.yaml"
-    config.write_text(
-        f"task: {TASKS}:Everything\nglobal_batch: 32\nlanes: 8\nepochs: 3\n"
-        "run_dir: run\ndistributed: {threads_per_rank: 1}\n"
-    )
+    config = write_config(tmp_path / "small.yaml", epochs=3, run_dir="run")
     trained = samestep("train", config, cwd=tmp_path)
     assert trained.returncode == 0, trained.stderr
     made = samestep("average", "run", "--json", cwd=tmp_path)

@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 
 from samestep import __version__ as version
 from samestep.cli import app
-from tests.cli.processes import TASKS, environment, on_a_terminal, samestep, torchrun
+from tests.cli.processes import TASKS, environment, on_a_terminal, samestep, torchrun, write_config
 from tests.distributed.running import rows_of
 
 
@@ -29,13 +29,8 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Resul
 
 @pytest.fixture
 def config(tmp_path: Path) -> Path:
-    path = tmp_path / "small.yaml"
-    path.write_text(
-        f"task: {TASKS}:Everything\nglobal_batch: 32\nlanes: 8\nsteps: 5\n"
-        "distributed: {threads_per_rank: 1, timeout: 60}\n"
-        "evaluation: {every_epochs: null}\n"
-    )
-    return path
+    values = {"evaluation": {"every_epochs": None}, "distributed": {"timeout": 60}}
+    return write_config(tmp_path / "small.yaml", steps=5, **values)
 
 
 def test_help_shows_commands_in_the_order_a_person_meets_them(here: Callable[..., Result]) -> None:

@@ -15,22 +15,15 @@ from typing import Any
 
 import psutil
 import pytest
-import yaml
 
-from tests.cli.processes import TASKS, children_of, is_alive, processes_of, samestep, started, wait_for
+from tests.cli.processes import children_of, is_alive, processes_of, samestep, started, wait_for, write_config
 from tests.variations import variations
 
 
 def write(folder: Path, task: str, **values: Any) -> Path:
-    config = {
-        "task": f"{TASKS}:{task}", "global_batch": 32, "lanes": 8, "epochs": 2,
-        "run_dir": str(folder / "run"), "log_every": 1,
-        **values,
-        "distributed": {"timeout": 6, "threads_per_rank": 1, **values.get("distributed", {})},
-    }  # fmt: skip
-    path = folder / "config.yaml"
-    path.write_text(yaml.safe_dump(config))
-    return path
+    distributed = {"timeout": 6, **values.pop("distributed", {})}
+    defaults = {"epochs": 2, "run_dir": str(folder / "run"), "log_every": 1, "distributed": distributed}
+    return write_config(folder / "config.yaml", task, **{**defaults, **values})
 
 
 @pytest.fixture

@@ -11,19 +11,15 @@ import pytest
 from typer.testing import CliRunner
 
 from samestep.cli import app
-from tests.cli.processes import TASKS, samestep
+from tests.cli.processes import samestep, write_config
 
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with a run that was stopped and resumed, and another one of the same name."""
     folder = tmp_path_factory.mktemp("plot")
-    config = folder / "small.yaml"
-    config.write_text(
-        f"task: {TASKS}:Everything\nname: mine\nglobal_batch: 32\nlanes: 8\nsteps: 6\n"
-        "log_every: 2\ndistributed: {threads_per_rank: 1, timeout: 60}\n"
-        "evaluation: {every_epochs: null, every_steps: 3}\n"
-    )
+    evaluation = {"every_epochs": None, "every_steps": 3}
+    config = write_config(folder / "small.yaml", name="mine", steps=6, log_every=2, evaluation=evaluation)
     for run, steps in (("a", ["--stop-after", "4"]), ("a", []), ("b", ["seed=7"])):
         done = samestep("train", config, f"run_dir={run}/mine", *steps, cwd=folder)
         assert done.returncode in (0, 75), done.stderr

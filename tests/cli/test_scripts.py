@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli.processes import TASKS
+from tests.cli.processes import write_config
 from tests.preloaded.client import ROOT, environment, shell_path
 
 SCRIPTS = sorted((ROOT / "scripts").glob("*.sh"))
@@ -27,12 +27,8 @@ def run(script: str, *arguments: str | Path, cwd: Path) -> subprocess.CompletedP
 
 @pytest.fixture
 def config(tmp_path: Path) -> Path:
-    path = tmp_path / "my config.yaml"
-    path.write_text(
-        f"task: {TASKS}:Everything\nepochs: 1\nglobal_batch: 32\nlanes: 4\nname: run\n"
-        "distributed: {device: cpu, threads_per_rank: 1}\n"
-    )
-    return path
+    values = {"epochs": 1, "lanes": 4, "name": "run", "distributed": {"device": "cpu"}}
+    return write_config(tmp_path / "my config.yaml", **values)
 
 
 @pytest.mark.parametrize("script", ALL, ids=lambda path: path.name)

@@ -13,17 +13,12 @@ from typer.testing import CliRunner
 
 from samestep.checkpoint.run_result import RunResult, write_result
 from samestep.cli import app
-from tests.cli.processes import TASKS, on_a_terminal, samestep, started, wait_for
+from tests.cli.processes import on_a_terminal, samestep, started, wait_for, write_config
 
 
 @pytest.fixture
 def config(tmp_path: Path) -> Path:
-    path = tmp_path / "slow.yaml"
-    path.write_text(
-        f"task: {TASKS}:Slow\nglobal_batch: 32\nlanes: 8\nsteps: 4\nparams: {{seconds: 0.0}}\n"
-        "log_every: 1\ndistributed: {threads_per_rank: 1}\n"
-    )
-    return path
+    return write_config(tmp_path / "slow.yaml", "Slow", steps=4, params={"seconds": 0.0}, log_every=1)
 
 
 def test_a_training_prints_its_result_and_it_is_read_again_without_a_rank(config: Path, tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli.processes import TASKS, children_of, processes_of, samestep, started, wait_for
+from tests.cli.processes import children_of, processes_of, samestep, started, wait_for, write_config
 from tests.ranks import free_port
 
 SAVED = 75
@@ -22,15 +22,11 @@ SECRET = "of tests, and no secret at all"
 @pytest.fixture
 def config(tmp_path: Path) -> Path:
     """Of a run that takes half a minute, unless the file `hurry` is written."""
-    path = tmp_path / "slow.yaml"
-    path.write_text(
-        f"task: {TASKS}:Slow\nglobal_batch: 32\nlanes: 8\nsteps: 60\n"
-        f"params: {{seconds: 0.06, hurry: {tmp_path / 'hurry'}}}\n"
-        "checkpoint: {every_steps: 3}\nlog_every: 1\n"
-        # Longer than any wait of these tests: what they wait for must not be the timeout.
-        "distributed: {threads_per_rank: 1, timeout: 600}\n"
+    # The timeout is longer than any wait of these tests: what they wait for must not be it.
+    params = {"seconds": 0.06, "hurry": str(tmp_path / "hurry")}
+    return write_config(
+        tmp_path / "slow.yaml", "Slow", steps=60, params=params, checkpoint={"every_steps": 3}, log_every=1
     )
-    return path
 
 
 def steps_done(run: Path) -> int:
@@ -48,11 +44,7 @@ def losses(run: Path) -> list[float]:
 @pytest.fixture(scope="module")
 def untouched(tmp_path_factory: pytest.TempPathFactory) -> list[float]:
     folder = tmp_path_factory.mktemp("untouched")
-    path = folder / "fast.yaml"
-    path.write_text(
-        f"task: {TASKS}:Slow\nglobal_batch: 32\nlanes: 8\nsteps: 60\nparams: {{seconds: 0.0}}\n"
-        "log_every: 1\ndistributed: {threads_per_rank: 1}\n"
-    )
+    path = write_config(folder / "fast.yaml", "Slow", steps=60, params={"seconds": 0.0}, log_every=1)
     done = samestep("train", path, cwd=folder)
     assert done.returncode == 0, done.stderr
     return losses(folder / "runs" / "fast")

@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from tests.cli.processes import TASKS, samestep, started
+from tests.cli.processes import samestep, started, write_config
 from tests.cli.tiny_sweep import write_sweep
 
 pytest.importorskip("uvicorn", reason="the extra `ui` is not installed")
@@ -29,11 +29,8 @@ EVIL = "</script><img src=x onerror=alert(1)>"
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Two runs, one of them stopped and resumed on two ranks, and a verification."""
     folder = tmp_path_factory.mktemp("ui")
-    config = folder / "small.yaml"
-    config.write_text(
-        f"task: {TASKS}:Everything\nglobal_batch: 32\nlanes: 8\nsteps: 6\nlog_every: 2\n"
-        "distributed: {threads_per_rank: 1, timeout: 60}\nevaluation: {every_epochs: null, every_steps: 3}\n"
-    )
+    evaluation = {"every_epochs": None, "every_steps": 3}
+    config = write_config(folder / "small.yaml", steps=6, log_every=2, evaluation=evaluation)
     for words in (
         ("train", config, "name=a", "--stop-after", "4"),
         ("launch", config, "--nproc", "2", "name=a"),

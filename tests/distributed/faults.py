@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import torch
@@ -29,27 +28,6 @@ class SeededByRank(_Faulty):
     def factor(self, x: Tensor) -> Any:
         generator = torch.Generator().manual_seed(rank())
         return 1 + 0.01 * torch.randn(x.shape, generator=generator)
-
-
-class LongLived(_Faulty):
-    """A generator that lives as long as the model: no checkpoint holds it."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.generator = torch.Generator().manual_seed(7)
-
-    def factor(self, x: Tensor) -> Any:
-        return 1 + 0.01 * torch.randn(x.shape, generator=self.generator)
-
-
-class Counting(_Faulty):
-    """An attribute that counts the calls of this process."""
-
-    calls = 0
-
-    def factor(self, x: Tensor) -> Any:
-        self.calls += 1
-        return 1 + 0.01 * math.sin(self.calls)
 
 
 class RankBuffer(_Faulty):
@@ -79,14 +57,6 @@ class _WithFault(Everything):
 
 class RankSeededDraw(_WithFault):
     fault = SeededByRank
-
-
-class LongLivedGenerator(_WithFault):
-    fault = LongLived
-
-
-class PythonCounter(_WithFault):
-    fault = Counting
 
 
 class RankDependentBuffer(_WithFault):

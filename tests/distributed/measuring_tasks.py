@@ -6,59 +6,21 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
-from samestep import LaneBatch, Task
-
-CLASSES = 5
-
-
-def points(samples: int) -> tuple[Tensor, Tensor]:
-    generator = torch.Generator().manual_seed(0)
-    x = torch.randn(96, 16, generator=generator)
-    y = torch.randint(0, CLASSES, (96,), generator=generator)
-    return x[:samples], y[:samples]
+from samestep import LaneBatch
+from tests.sameness.models.base import CLASSES, FEATURES, Classify, points
 
 
-class Linear(Task):
+class Linear(Classify):
     """A linear model; the others change one thing of it."""
 
     def model(self) -> nn.Module:
-        return nn.Linear(16, CLASSES)
-
-    def optimizers(self, model: nn.Module) -> Any:
-        return torch.optim.SGD(model.parameters(), lr=0.01)
-
-    def train_data(self) -> Any:
-        return TensorDataset(*points(96))
+        return nn.Linear(FEATURES, CLASSES)
 
     def valid_data(self) -> Any:
         return TensorDataset(*points(37))
-
-    def loss(self, model: nn.Module, batch: LaneBatch) -> tuple[Tensor, int]:
-        return F.cross_entropy(model(batch.x), batch.y, reduction="sum"), len(batch)
-
-
-class ExtraHead(Linear):
-    """Dropout and BatchNorm in an extra module."""
-
-    def __init__(self) -> None:
-        self.head = nn.Sequential(nn.BatchNorm1d(8), nn.Dropout(0.5), nn.Linear(8, CLASSES))
-
-    def model(self) -> nn.Module:
-        return nn.Sequential(nn.Linear(16, 8), nn.BatchNorm1d(8))
-
-    def extra_modules(self) -> Any:
-        return [self.head]
-
-    def optimizers(self, model: nn.Module) -> Any:
-        return torch.optim.SGD([*model.parameters(), *self.head.parameters()], lr=0.01)
-
-    def loss(self, model: nn.Module, batch: LaneBatch) -> tuple[Tensor, int]:
-        logits = self.head(model(batch.x))
-        return F.cross_entropy(logits, batch.y, reduction="sum"), len(batch)
 
 
 class Wrapped(Linear):
@@ -130,22 +92,6 @@ class Unmergeable(Wrapped):
         return {"window": Running(SumMetric())}
 
 
-class Counting(Wrapped):
-    """A metric that counts where torchmetrics does not look."""
-
-    def metrics(self) -> Mapping[str, Any]:
-        from torchmetrics import SumMetric
-
-        class Counted(SumMetric):
-            calls = 0
-
-            def update(self, scores: Tensor, y: Tensor) -> None:
-                self.calls += 1
-                super().update(scores)
-
-        return {"counted": Counted()}
-
-
 class _Counter(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -161,4 +107,4 @@ class MovingBuffer(Linear):
     """A buffer that counts batches of the validation."""
 
     def model(self) -> nn.Module:
-        return nn.Sequential(nn.Linear(16, CLASSES), _Counter())
+        return nn.Sequential(nn.Linear(FEATURES, CLASSES), _Counter())

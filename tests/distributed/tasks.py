@@ -311,16 +311,6 @@ class Streamed(Everything):
         return ()
 
 
-class NamedStreamed(Streamed):
-    """Of unknown length, without validation data, with the config's optimizers and schedules."""
-
-    optimizers = Task.optimizers
-    schedules = Task.schedules
-
-    def valid_data(self) -> Any:
-        return None
-
-
 class HuggingFace(Streamed):
     def valid_data(self) -> Any:
         return None

@@ -11,7 +11,7 @@ from torch import nn
 
 from samestep.checkpoint.format import read_model, read_training
 from samestep.checkpoint.listing import list_checkpoints
-from samestep.checkpoint.manifest import verify_checkpoint
+from samestep.checkpoint.manifest import MANIFEST, MODEL, TRAINING, verify_checkpoint
 from samestep.models.trained_model import load_trained
 from tests.distributed.interrupting import finish, go_on
 from tests.distributed.running import EACH_EPOCH, assert_same, rows_of, settings, train
@@ -42,6 +42,7 @@ def test_the_same_at_any_size_with_both_policies(tmp_path: Path) -> None:
     } <= (first.state.keys())
     written = {tuple(verify_checkpoint(newest(run.folder)).files.items()) for run in per_rank}
     assert len(written) == 1, "the checkpoints with the averages are the same, byte for byte"
+    assert {path.name for path in newest(first.folder).iterdir()} == {MODEL, TRAINING, MANIFEST}, "of no rank"
     state = first.state
     assert not torch.equal(state["kept.ema.model.hidden.weight"], state["model.hidden.weight"])
     assert not torch.equal(state["kept.swa.model.norm.running_mean"], state["kept.ema.model.norm.running_mean"])

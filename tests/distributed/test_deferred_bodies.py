@@ -14,7 +14,8 @@ from torch import Tensor, nn
 import samestep
 from samestep.step.lane_tensor import LaneTensor
 from tests.distributed.loop_bodies import loader
-from tests.distributed.test_loader_loops import _digest, _keys
+from tests.distributed.running import digest
+from tests.distributed.test_loader_loops import _keys
 from tests.ranks import run_ranks
 from tests.variations import variations
 
@@ -58,7 +59,7 @@ def _loop(folder: str, kind: str, emulated: bool) -> tuple[str, list[Any]]:
                 optimizer.step()
                 found.append(loss.item())
         found += [run.gather(one).sum().item() for one in held]
-        return _digest(model), found
+        return digest(model), found
 
 
 REPLAYED = {

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +14,12 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+import samestep
 from samestep.data.generated import Generated
 from samestep.data.iterable import Strided
 from samestep.errors import Stopped, TaskError, UserError
-from tests.distributed.test_own_loops import _digest, _keys, _net
+from tests.distributed.running import digest
+from tests.distributed.test_own_loops import _keys, _net
 from tests.ranks import run_ranks
 from tests.variations import variations
 
@@ -35,8 +39,6 @@ def pairs() -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
 
 
 def _train(folder: str, kind: str, stop: int | None = None, **changes: Any) -> tuple[str, list[str]]:
-    import samestep
-
     seen: list[str] = []
     model = _net()
     data: Any = Strided(pairs)
@@ -61,7 +63,7 @@ def _train(folder: str, kind: str, stop: int | None = None, **changes: Any) -> t
                     seen.append(f"{run.step} {hashlib.blake2b(got, digest_size=8).hexdigest()}")
     except Stopped:
         pass
-    return _digest(model), seen
+    return digest(model), seen
 
 
 @pytest.mark.parametrize("kind", variations(["steps", "epochs", "generator"], kept=["generator"]))
@@ -84,42 +86,28 @@ def test_loader_processes_and_fused_lanes_draw_the_same(tmp_path: Path) -> None:
     assert run_ranks(_train, 2, str(tmp_path / "workers"), "workers")[0] == whole
     for world in (1, 2):
         folder = str(tmp_path / f"fused-{world}")
-        fused = run_ranks(_fused, world, folder)[0]
+        fused = run_ranks(partial(_train, same="samples"), world, folder, "steps")[0]
         assert fused[1] == whole[1], "the same samples"
-
-
-def _fused(folder: str) -> tuple[str, list[str]]:
-    return _train(folder, "steps", same="samples")
-
-
-def _other_seed(folder: str) -> tuple[str, list[str]]:
-    return _train(folder, "steps", seed=2)
 
 
 def test_another_seed_draws_others(tmp_path: Path) -> None:
     whole = run_ranks(_train, 1, str(tmp_path / "1"), "steps")[0]
-    assert not set(whole[1]) & set(run_ranks(_other_seed, 1, str(tmp_path / "2"))[0][1])
+    assert not set(whole[1]) & set(run_ranks(partial(_train, seed=2), 1, str(tmp_path / "2"), "steps")[0][1])
 
 
-def _misuse(folder: str, kind: str) -> str:
-    import samestep
-
+def _misuse(folder: str, kind: str) -> None:
     length: dict[str, Any] = {} if kind == "endless" else {"epochs": None, "steps": 2}
     data: Any = samestep.Generated(get_batch)
     if kind == "too few":
         data = samestep.Generated(lambda generator, size: torch.zeros(2, 8))
     if kind == "generator object":
         data = pairs()
-    try:
-        with samestep.start(**_keys(folder, checkpoint={"enabled": False}, **length)) as run:
-            model = _net()
-            run.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
-            collate = torch.stack if kind == "collate" else None
-            for step in run.steps(data, collate=collate):  # type: ignore[arg-type]
-                step.train(lambda batch: model(batch.data).sum())
-    except UserError as error:
-        return str(error)
-    return "no error"
+    with samestep.start(**_keys(folder, checkpoint={"enabled": False}, **length)) as run:
+        model = _net()
+        run.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
+        collate = torch.stack if kind == "collate" else None
+        for step in run.steps(data, collate=collate):  # type: ignore[arg-type]
+            step.train(lambda batch: model(batch.data).sum())
 
 
 @pytest.mark.parametrize(
@@ -132,7 +120,8 @@ def _misuse(folder: str, kind: str) -> str:
     ],
 )
 def test_draws_that_are_no_run_are_refused(kind: str, words: str, tmp_path: Path) -> None:
-    assert words in run_ranks(_misuse, 1, str(tmp_path / "run"), kind)[0]
+    with pytest.raises(UserError, match=re.escape(words)):
+        _misuse(str(tmp_path / "run"), kind)
 
 
 def test_what_could_be_read_only_once_is_refused() -> None:

@@ -7,11 +7,13 @@ from typing import Any
 
 import pytest
 
+from tests.distributed.idioms import BUFFERS
 from tests.distributed.running import Recorded, assert_same, settings, train, train_rank
 from tests.ranks import run_ranks
 from tests.variations import variations
 
 IDIOMS = Path(__file__).with_name("idioms.py")
+FOLLOWERS = IDIOMS.parents[1] / "sameness" / "models" / "followers.py"
 # Evaluations take half of such a run, and one case that has them between replayed steps will do.
 UNEVALUATED: dict[str, Any] = {"evaluation": {"every_epochs": None}}
 CASES: dict[str, dict[str, Any]] = {
@@ -65,40 +67,38 @@ def test_replayed_steps_whose_sums_have_owners_are_one_run_with_eager_ones(case:
 def _loop(folder: str, name: str, emulated: bool, shard: str = "none") -> tuple[str, list[float]]:
     from contextlib import nullcontext
 
-    from tests.distributed import test_loader_loops as loops
+    from tests.distributed.test_loader_loops import train_body
     from tests.emulated_graphs import emulated_graphs
 
     owned = {"device": "cpu", "threads_per_rank": 1, "shard": shard}
     with emulated_graphs() if emulated else nullcontext():
-        return loops._train(folder, name, epochs=4, distributed=owned)
+        return train_body(folder, name, epochs=4, distributed=owned)
 
 
 @pytest.mark.variation("test_replayed_steps_are_one_run_with_eager_ones: of a loop")
-@pytest.mark.parametrize("name", variations(["convolutions", "diffusion", "scaled"], kept=["convolutions"]))
-def test_a_loops_body_is_replayed_with_the_bits_of_an_eager_one(name: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("name", "worlds", "shard"),
+    variations(
+        [("convolutions", (1, 2, 4), "none"), ("diffusion", (1, 2, 4), "none"), ("scaled", (1, 2, 4), "none"),
+         ("convolutions", (4,), "optimizer")],
+        kept=[("convolutions", (1, 2, 4), "none")],
+    ),
+)  # fmt: skip
+def test_a_loops_body_is_replayed_with_the_bits_of_an_eager_one(
+    name: str, worlds: tuple[int, ...], shard: str, tmp_path: Path
+) -> None:
     [expected] = run_ranks(_loop, 1, str(tmp_path / "eager"), name, False)
-    for world in (1, 2, 4):
+    for world in worlds:
         folder = tmp_path / str(world)
-        assert run_ranks(_loop, world, str(folder), name, True) == [expected] * world
+        assert run_ranks(_loop, world, str(folder), name, True, shard) == [expected] * world
         said = (folder / "logs" / "rank-0.log").read_text()
         assert "steps are replayed from here on" in said, said
 
 
-@pytest.mark.variation("test_replayed_steps_whose_sums_have_owners_are_one_run_with_eager_ones: of a loop")
-def test_a_loops_body_is_replayed_also_where_sums_have_owners(tmp_path: Path) -> None:
-    [expected] = run_ranks(_loop, 1, str(tmp_path / "eager"), "convolutions", False)
-    folder = tmp_path / "owned"
-    answers = run_ranks(_loop, 4, str(folder), "convolutions", True, "optimizer")
-    assert answers == [expected] * 4
-    assert "steps are replayed from here on" in (folder / "logs" / "rank-0.log").read_text()
-
-
-IDIOMS_IN_GRAPHS = ["Reassigned", "Bf16", "Counter", "Mixed", "Spectrum"]
-
-
-@pytest.mark.parametrize("name", variations(IDIOMS_IN_GRAPHS, kept=["Reassigned"]))
-def test_buffers_of_all_kinds_are_joined_in_replayed_steps(name: str, tmp_path: Path) -> None:
-    values = {"task": f"{IDIOMS}:{name}", "steps": 9, "epochs": None, "drop_last": True}
+@pytest.mark.parametrize("kind", variations(BUFFERS, kept=["reassigned"]))
+def test_buffers_of_all_kinds_are_joined_in_replayed_steps(kind: str, tmp_path: Path) -> None:
+    task = f"{FOLLOWERS}:Buffers"
+    values = {"task": task, "params": {"kind": kind}, "steps": 9, "epochs": None, "drop_last": True}
     runs = [replayed(tmp_path, world, **values) for world in (1, 4)]
     assert_same([train(tmp_path, 1, **values), *runs])
 
@@ -109,7 +109,6 @@ def test_an_update_without_a_graph_follows_replayed_lanes(world: int, tmp_path: 
     assert_same([train(tmp_path, 1, **values), replayed(tmp_path, world, "as it is", **values)])
 
 
-@pytest.mark.variation("test_recorded_and_eager_ranks_are_one_run: with a step that is skipped")
 @pytest.mark.parametrize("precision", variations(["fp32", "fp16"], kept=["fp32"]))
 def test_ranks_that_replay_and_ranks_that_do_not_learn_together_of_a_skipped_step(
     precision: str, tmp_path: Path

@@ -11,8 +11,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, TensorDataset, WeightedRandomSampler
 
+import samestep
 from samestep.errors import StepError, Stopped
-from tests.distributed.test_own_loops import _digest, _keys, _loader, _net
+from tests.distributed.running import digest
+from tests.distributed.test_own_loops import _keys, _loader, _net
 from tests.ranks import run_ranks
 from tests.variations import variations
 
@@ -28,8 +30,6 @@ class Scaled(Dataset[Any]):
 
 
 def _scales(folder: str, workers: int) -> list[float]:
-    import samestep
-
     seen: list[float] = []
     with samestep.start(**_keys(folder, epochs=3)) as run:
         model, dataset = _net(), Scaled()
@@ -53,8 +53,6 @@ def test_each_epoch_reads_the_dataset_as_it_is_then(tmp_path: Path, workers: int
 
 
 def _weighted(folder: str) -> list[list[int]]:
-    import samestep
-
     epochs: list[list[int]] = []
     with samestep.start(**_keys(folder, epochs=2)) as run:
         model = _net()
@@ -82,8 +80,6 @@ def test_each_epoch_draws_by_the_samplers_weights_of_then(tmp_path: Path) -> Non
 
 
 def _drawing(folder: str, stop: int | None = None) -> tuple[str, list[float]]:
-    import samestep
-
     draws: list[float] = []
     model: nn.Module = _net()
     try:
@@ -102,7 +98,7 @@ def _drawing(folder: str, stop: int | None = None) -> tuple[str, list[float]]:
                     step.train(lambda b, noise=noise: F.cross_entropy(model(b.x) + noise * b.x[:, :1], b.y))
     except Stopped:
         pass
-    return _digest(model), draws
+    return digest(model), draws
 
 
 @pytest.mark.variation("test_it_resumes_at_another_size: with a draw at the top of an epoch")
@@ -113,16 +109,14 @@ def test_a_draw_at_the_top_of_an_epoch_is_the_same_after_a_resume(tmp_path: Path
     for world, stop in ((1, steps), (2, steps + 1), (4, 2 * steps)):
         folder = str(tmp_path / f"parts-{world}-{stop}")
         run_ranks(_drawing, 1, folder, stop)
-        for digest, resumed in run_ranks(_drawing, world, folder):
-            assert digest == whole
+        for weights, resumed in run_ranks(_drawing, world, folder):
+            assert weights == whole
             epoch, within = divmod(stop, steps)
             assert resumed[0] == draws[epoch * (steps + 1)]
             assert resumed[1:] == draws[epoch * (steps + 1) + 1 + within :]
 
 
 def _small_validation(folder: str, batches: int) -> tuple[Any, ...]:
-    import samestep
-
     with samestep.start(**_keys(folder, epochs=1)) as run:
         model = _net()
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -154,8 +148,6 @@ def test_small_validation_sets_are_shared_out(tmp_path: Path, batches: int, worl
 
 
 def test_new_parameter_groups_are_refused_by_name(tmp_path: Path) -> None:
-    import samestep
-
     more = {"params": nn.Linear(2, 2).parameters()}
     with samestep.start(**_keys(str(tmp_path))) as run:
         model = _net()

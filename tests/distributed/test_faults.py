@@ -36,8 +36,6 @@ def suspect(config: Path, fault: str, *options: str) -> dict[str, Any]:
     variations(
         [
             ("RankSeededDraw", 0, 4, "output", "model.2"),
-            ("PythonCounter", 0, 4, "output", "model.2"),
-            ("LongLivedGenerator", 0, 4, "output", "model.2"),
             ("RankDependentOrder", 0, 4, "samples", ""),
             ("NoisyLabels", 0, 4, "batch", "1"),
         ],

@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
+import samestep
 from samestep.errors import TaskError
 from tests.cli.processes import run as run_command
 from tests.distributed.test_own_loops import _keys, _loader, _net
@@ -19,8 +20,6 @@ from tests.ranks import run_ranks
 
 
 def _whole_loader(folder: str, prepared: bool) -> tuple[int, str]:
-    import samestep
-
     with samestep.start(**_keys(folder, epochs=1)) as run:
         model = _net()
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -78,8 +77,6 @@ class DistributedDataParallel(nn.Module):
 
 
 def test_a_wrapped_model_is_refused(tmp_path: Path) -> None:
-    import samestep
-
     model = DistributedDataParallel(_net())
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     with (
@@ -103,8 +100,6 @@ class Observer(nn.Module):
 
 
 def test_a_buffer_that_changes_its_shape_is_refused_by_name(tmp_path: Path) -> None:
-    import samestep
-
     def train() -> None:
         with samestep.start(**_keys(str(tmp_path))) as run:
             model: Any = nn.Sequential(Observer(), _net())

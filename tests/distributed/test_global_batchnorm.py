@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -175,17 +176,16 @@ def test_a_loop_over_the_loader_is_the_run_of_a_task(tmp_path: Path) -> None:
         assert found == [task.record.losses] * world
 
 
-def _train_body(folder: str, name: str) -> tuple[str, list[float]]:
-    return train_body(folder, name, batchnorm="global")
-
-
 @pytest.mark.parametrize("name", variations(["convolutions", "adversaries", "views"], kept=["adversaries"]))
 def test_a_loop_is_one_run_at_any_size(tmp_path: Path, name: str) -> None:
     """Two optimizers and backward passes, a teacher that is averaged: the layers meet each time."""
-    [expected] = run_ranks(_train_body, 1, str(tmp_path / "1"), name)
+    [expected] = run_ranks(partial(train_body, batchnorm="global"), 1, str(tmp_path / "1"), name)
     assert expected != train_body(str(tmp_path / "lane"), name)
     for world in (2, 4):
-        assert run_ranks(_train_body, world, str(tmp_path / str(world)), name) == [expected] * world
+        assert (
+            run_ranks(partial(train_body, batchnorm="global"), world, str(tmp_path / str(world)), name)
+            == [expected] * world
+        )
 
 
 def _refused_in_loop(config: dict[str, Any], kind: str) -> None:

@@ -3,36 +3,24 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
 from torch.utils.data import DataLoader, TensorDataset
 
-from samestep.errors import Stopped, UserError
-from tests.distributed.test_own_loops import _digest, _keys, _loader, _net
+import samestep
+from samestep.errors import CheckpointError, PlanError, StepError, Stopped, TaskError
+from tests.distributed.loop_bodies import Counter
+from tests.distributed.running import digest
+from tests.distributed.test_own_loops import _keys, _loader, _net
 from tests.ranks import run_ranks
 from tests.variations import variations
 
 
-class Counter:
-    """State of the loop's own, registered before the run knows its batch."""
-
-    def __init__(self) -> None:
-        self.count = 0
-
-    def state_dict(self) -> dict[str, Any]:
-        return {"count": self.count}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.count = state["count"]
-
-
 def _train(folder: str, batch: int | None, stop: int | None = None) -> tuple[str, list[float], int]:
-    import samestep
-
     losses: list[float] = []
     counter, model = Counter(), _net()
     keys = _keys(folder, global_batch=batch, trackers={"csv": True})
@@ -52,7 +40,7 @@ def _train(folder: str, batch: int | None, stop: int | None = None) -> tuple[str
                     losses.append(step.train(lambda b: F.cross_entropy(model(b.x), b.y)).item())
     except Stopped:
         pass
-    return _digest(model), losses, counter.count
+    return digest(model), losses, counter.count
 
 
 def test_the_loaders_batch_is_the_global_batch_at_any_size(tmp_path: Path) -> None:
@@ -75,64 +63,49 @@ def test_it_resumes_at_another_size(tmp_path: Path) -> None:
     assert (ended[0], ended[1], ended[2]) == (whole[0], whole[1][4:], whole[2])
 
 
-def _start(folder: str, kind: str) -> str:
-    import samestep
-
+def _start(folder: str, kind: str) -> None:
     lanes = 5 if kind == "lanes" else 8
-    try:
-        with samestep.start(**_keys(folder, global_batch=None, lanes=lanes)) as run:
-            model = _net()
-            optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-            if kind == "batch":
-                return str(run.batch)
-            if kind == "no loader":
-                run.prepare(model, optimizer)
-            if kind == "lanes":
-                run.prepare(model, optimizer, _loader())
-            if kind == "other loader":
-                run.prepare(model, optimizer, _loader(batch_size=16))
-                next(iter(run.steps(_loader())))
-            if kind == "source":
-                source = run.source(_loader())
-                return f"{run.total_steps(source)} steps"
-    except UserError as error:
-        return f"{type(error).__name__}: {error}"
-    return "nothing"
+    with samestep.start(**_keys(folder, global_batch=None, lanes=lanes)) as run:
+        model = _net()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        if kind == "batch":
+            _ = run.batch
+        if kind == "no loader":
+            run.prepare(model, optimizer)
+        if kind == "lanes":
+            run.prepare(model, optimizer, _loader())
+        if kind == "other loader":
+            run.prepare(model, optimizer, _loader(batch_size=16))
+            next(iter(run.steps(_loader())))
 
 
 @pytest.mark.parametrize(
-    ("kind", "words"),
+    ("kind", "error", "words"),
     variations(
         [
-            ("batch", "StepError: the global batch is not known yet"),
-            ("no loader", "with the training DataLoader among its arguments first, or set global_batch"),
-            ("lanes", "PlanError: global_batch 32 cannot be cut into 5 equal lanes"),
-            ("other loader", "TaskError: the DataLoader has batch_size=32, and global_batch is 16"),
-            ("source", "9 steps"),
+            ("batch", StepError, "the global batch is not known yet"),
+            ("no loader", StepError, "with the training DataLoader among its arguments first, or set global_batch"),
+            ("lanes", PlanError, "global_batch 32 cannot be cut into 5 equal lanes"),
+            ("other loader", TaskError, "the DataLoader has batch_size=32, and global_batch is 16"),
         ],
         kept=["batch", "no loader"],
     ),
 )
-def test_what_needs_the_batch_before_it_is_known(kind: str, words: str, tmp_path: Path) -> None:
-    assert words in run_ranks(_start, 1, str(tmp_path / "run"), kind)[0]
+def test_what_needs_the_batch_before_it_is_known(kind: str, error: type, words: str, tmp_path: Path) -> None:
+    with pytest.raises(error, match=re.escape(words)):
+        _start(str(tmp_path / "run"), kind)
     if kind in ("batch", "no loader", "lanes"):
         assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.variation("test_the_loaders_batch_is_the_global_batch_at_any_size: of a source that the run makes")
+def test_a_source_of_a_loader_knows_its_steps(tmp_path: Path) -> None:
+    with samestep.start(**_keys(str(tmp_path / "run"), global_batch=None)) as run:
+        assert run.total_steps(run.source(_loader())) == 9
 
 
 def test_another_batch_size_is_another_run(tmp_path: Path) -> None:
     folder = str(tmp_path / "run")
     run_ranks(_train, 1, folder, None, 2)
-    assert "global_batch" in run_ranks(_resume_with, 1, folder, 16)[0]
-
-
-def _resume_with(folder: str, batch: int) -> str:
-    import samestep
-    from samestep.errors import CheckpointError
-
-    try:
-        with samestep.start(**_keys(folder, global_batch=None)) as run:
-            model = _net()
-            run.prepare(model, torch.optim.AdamW(model.parameters()), _loader(batch_size=batch))
-    except CheckpointError as error:
-        return str(error)
-    return "nothing"
+    with pytest.raises(CheckpointError, match="global_batch"):
+        _start(folder, "other loader")

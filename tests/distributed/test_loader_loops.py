@@ -9,6 +9,7 @@ import re
 import time
 from collections.abc import Iterator
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -543,13 +544,9 @@ def test_what_would_differ_among_ranks_is_refused(kind: str, tmp_path: Path) -> 
 @pytest.mark.parametrize(("same", "lanes"), [("rounding", 2), ("samples", 8)])
 def test_other_levels_train_the_same_up_to_rounding(tmp_path: Path, same: str, lanes: int) -> None:
     """Also in the last batch of an epoch, in which one of two ranks has no samples."""
-    [(_, expected)] = run_ranks(_at_level, 1, str(tmp_path / "bits"), "bits", 2)
-    for _, seen in run_ranks(_at_level, 2, str(tmp_path / same), same, lanes):
+    [(_, expected)] = run_ranks(partial(train_body, lanes=2), 1, str(tmp_path / "bits"), "summed")
+    for _, seen in run_ranks(partial(train_body, same=same, lanes=lanes), 2, str(tmp_path / same), "summed"):
         assert seen == pytest.approx(expected, rel=1e-5)
-
-
-def _at_level(folder: str, same: str, lanes: int) -> tuple[str, list[float]]:
-    return train_body(folder, "summed", same=same, lanes=lanes)
 
 
 class Layers(nn.Module):

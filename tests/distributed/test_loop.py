@@ -15,6 +15,7 @@ from safetensors.torch import load_model
 
 from samestep.checkpoint.format import read_training
 from samestep.checkpoint.manifest import verify_checkpoint
+from tests.distributed.interrupting import finish
 from tests.distributed.running import EACH_EPOCH, assert_same, rows_of, settings, train, train_rank
 from tests.distributed.tasks import Everything, Net
 from tests.ranks import run_ranks
@@ -116,15 +117,11 @@ def test_metrics_are_those_of_the_whole_validation_set(tmp_path: Path) -> None:
 
 
 def test_early_stopping_stops_all_ranks_at_one_step(tmp_path: Path) -> None:
-    run = train(
-        tmp_path,
-        2,
-        epochs=50,
-        params={"optimizer": "momentum"},
-        best={"metric": "val_loss", "mode": "min", "min_delta": 100.0},
-        early_stopping={"patience": 2},
-        evaluation=EACH_EPOCH,
-    )
+    values: dict[str, Any] = {
+        "epochs": 50, "params": {"optimizer": "momentum"}, "early_stopping": {"patience": 2}, "evaluation": EACH_EPOCH,
+        "best": {"metric": "val_loss", "mode": "min", "min_delta": 100.0},
+    }  # fmt: skip
+    run = finish(tmp_path / "run", 2, **values)
     assert run.record.steps == 9
     kept = sorted(path.name for path in (run.folder / "checkpoints").iterdir())
     assert kept == ["step-00000003", "step-00000006", "step-00000009"]
@@ -134,15 +131,8 @@ def test_early_stopping_stops_all_ranks_at_one_step(tmp_path: Path) -> None:
     assert last.ended == "no better val_loss for 2 evaluations"
     best = run.folder / "checkpoints" / kept[0] / "model.safetensors"
     assert (run.folder / "model.safetensors").read_bytes() == best.read_bytes()
-
-
-def test_a_run_in_the_same_folder_sets_the_earlier_one_aside(tmp_path: Path) -> None:
-    config = settings("Everything", tmp_path / "run", epochs=1)
-    run_ranks(_train_watching_writes, 1, config)
-    first = (tmp_path / "run" / "metrics.jsonl").read_text()
-    run_ranks(_train_watching_writes, 1, {**config, "seed": 5, "resume": "never"})
-    assert (tmp_path / "run" / "earlier" / "1" / "metrics.jsonl").read_text() == first
-    assert (tmp_path / "run" / "metrics.jsonl").read_text() != first
+    again = finish(tmp_path / "run", 1, **values).record
+    assert again.start == again.steps == 9, "it stays stopped"
 
 
 @pytest.mark.requirement("002-M2-5", "002-K-1")

@@ -11,56 +11,42 @@ from safetensors.torch import load_model
 
 from samestep.checkpoint.format import read_training
 from tests.distributed import measuring_tasks
-from tests.distributed.running import Recorded, assert_same, rows_of, settings, train_rank
-from tests.ranks import answers_of_ranks, run_ranks
+from tests.distributed.running import Recorded, assert_same, rows_of, settings, train, train_rank
+from tests.ranks import answers_of_ranks
+from tests.sameness.models import unusual
+from tests.sameness.models.base import points
 
-TASKS = Path(measuring_tasks.__file__)
+TASKS, EXTRA = Path(measuring_tasks.__file__), f"{unusual.__file__}:ExtraModule"
+EACH = {"every_steps": 3}
 WORLDS = (1, 2, 4)
 LAST = "step-00000006"
-
-
-def config_of(name: str, folder: Path, **values: Any) -> dict[str, Any]:
-    config = settings(name, folder, evaluation={"every_steps": 3}, **values)
-    return {**config, "task": f"{TASKS}:{name}"}
-
-
-def train(name: str, folder: Path, world: int, **values: Any) -> Recorded:
-    folder = folder / str(world)
-    run_ranks(train_rank, world, config_of(name, folder, **values), str(folder / "record"))
-    return Recorded(folder)
 
 
 def measured(run: Recorded) -> list[dict[str, Any]]:
     return [row for row in rows_of(run.folder) if "val_loss" in row or "swa_val_loss" in row]
 
 
-def refused(name: str, folder: Path, **values: Any) -> list[str]:
-    answers = answers_of_ranks(train_rank, 2, config_of(name, folder, **values), str(folder / "record"))
-    assert [ok for ok, _ in answers] == [False, False]
-    return [text for _, text in answers]
-
-
 @pytest.mark.variation("test_nested_metrics_are_those_of_the_whole_set: of extra modules")
 def test_extra_modules_are_evaluated_as_the_model_is(tmp_path: Path) -> None:
-    runs = [train("ExtraHead", tmp_path, world, swa={"start": 2, "every": 1}) for world in WORLDS]
+    runs = [train(tmp_path, world, EXTRA, evaluation=EACH, swa={"start": 2, "every": 1}) for world in WORLDS]
     assert_same(runs)
     assert all(measured(run) == measured(runs[0]) for run in runs)
     heads = [read_training(run.folder / "checkpoints" / LAST)["modules"][0] for run in runs]
     for head in heads:
         assert all(torch.equal(value, heads[0][name]) for name, value in head.items())
     assert heads[0]["0.num_batches_tracked"] == 6, "validation counts as no batch"
-    task = measuring_tasks.ExtraHead()
+    task = unusual.ExtraModule()
     model = task.model().eval()
     load_model(model, runs[0].folder / "checkpoints" / LAST / "model.safetensors")
     task.head.load_state_dict(heads[0])
-    x, y = measuring_tasks.points(37)
+    x, y = points(37, seed=9)
     loss = torch.nn.functional.cross_entropy(task.head.eval()(model(x)), y)
     evaluations = [row for row in measured(runs[0]) if "val_loss" in row]
     assert evaluations[-1]["val_loss"] == pytest.approx(loss.item(), rel=1e-6)
 
 
 def test_nested_metrics_are_those_of_the_whole_set(tmp_path: Path) -> None:
-    runs = [train("Wrapped", tmp_path, world) for world in WORLDS]
+    runs = [train(tmp_path, world, f"{TASKS}:Wrapped", evaluation=EACH) for world in WORLDS]
     rows = [measured(run) for run in runs]
     assert rows[0] == rows[1] == rows[2]
     assert rows[0][0]["blurred"] != rows[0][1]["blurred"]
@@ -69,7 +55,7 @@ def test_nested_metrics_are_those_of_the_whole_set(tmp_path: Path) -> None:
     model = task.model()
     load_model(model, runs[0].folder / "checkpoints" / LAST / "model.safetensors")
     metrics = task.metrics()
-    x, y = measuring_tasks.points(37)
+    x, y = points(37)
     with torch.no_grad():
         for metric in metrics.values():
             metric.update(model(x).softmax(1), y)
@@ -88,8 +74,7 @@ def test_nested_metrics_are_those_of_the_whole_set(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("mode", ["sharded", "rank0"])
 def test_a_buffer_that_validation_moves_is_refused_by_all_ranks(tmp_path: Path, mode: str) -> None:
-    config = config_of("MovingBuffer", tmp_path)
-    config["evaluation"]["mode"] = mode
+    config = settings(f"{TASKS}:MovingBuffer", tmp_path, evaluation={**EACH, "mode": mode})
     answers = answers_of_ranks(train_rank, 2, config, str(tmp_path / "record"))
     for ok, text in answers:
         assert not ok
@@ -98,11 +83,8 @@ def test_a_buffer_that_validation_moves_is_refused_by_all_ranks(tmp_path: Path, 
 
 
 def test_what_cannot_be_merged_is_refused_before_the_first_step(tmp_path: Path) -> None:
-    for text in refused("Unmergeable", tmp_path):
+    config = settings(f"{TASKS}:Unmergeable", tmp_path, evaluation=EACH)
+    for ok, text in answers_of_ranks(train_rank, 2, config, str(tmp_path / "record")):
+        assert not ok
         assert "TaskError: metric window: Running is over the last updates" in text
     assert (tmp_path / "metrics.jsonl").read_text() == ""
-
-
-def test_what_a_metric_keeps_in_secret_is_refused_by_all_ranks(tmp_path: Path) -> None:
-    for text in refused("Counting", tmp_path):
-        assert "TaskError: metric counted cannot be merged over lanes: Counted keeps calls" in text

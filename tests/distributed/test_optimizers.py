@@ -9,9 +9,7 @@ from typing import Any
 import pytest
 
 from tests.distributed.interrupting import finish, go_on
-from tests.distributed.running import Recorded, assert_same, rows_of, settings, train
-from tests.distributed.test_resume import losses
-from tests.ranks import run_ranks
+from tests.distributed.running import Recorded, assert_same, losses_of, rows_of, train
 from tests.variations import variations
 
 OPTIMIZER: dict[str, Any] = {
@@ -59,7 +57,7 @@ def test_the_same_run_at_any_size_and_after_stops(case: str, tmp_path: Path) -> 
     ended = finish(folder, 2, **values)
     assert ended.record.start == 7
     assert ended.record.state_hash == runs[0].record.state_hash
-    assert losses(folder) == runs[0].record.losses
+    assert losses_of(folder) == runs[0].record.losses
     assert _rates(ended) == _rates(runs[0])
     # With and without decay: of most weights, and of the last layer's; then the loss's own.
     full = [0.01, 0.01, 0.02, 0.02, 0.05]
@@ -102,40 +100,3 @@ def test_a_tasks_own_rates_are_scaled_before_its_schedules(tmp_path: Path) -> No
     told = (plain.folder / "logs" / "rank-0.log").read_text()
     assert "lr_scaling sqrt would multiply them by 2, linear by 4" in told
     assert _rates(scaled) == pytest.approx([2 * rate for rate in _rates(plain)])
-
-
-def _scaled(config: dict[str, Any]) -> float:
-    import samestep
-
-    with samestep.start(config) as run:
-        return run.scaled_lr(0.25)
-
-
-def test_an_own_loop_asks_for_a_scaled_rate(tmp_path: Path) -> None:
-    config = settings("Everything", tmp_path / "run", base_batch=8, lr_scaling="linear")
-    assert run_ranks(_scaled, 1, config) == [1.0]
-    assert "multiplied by 4" in (tmp_path / "run" / "logs" / "rank-0.log").read_text()
-
-
-@pytest.mark.parametrize(
-    ("task", "values", "words"),
-    [
-        ("Everything", {"optimizer": {}}, "Everything defines optimizers(): remove one of them"),
-        ("Everything", {"schedule": {"name": "cosine"}}, "Everything defines schedules(): remove one of them"),
-        ("Named", {}, "or the config must name one: optimizer: {name: adamw"),
-        (
-            "NamedStreamed",
-            {"optimizer": {}, "schedule": {"name": "cosine"}},
-            "cosine needs the run's length, which is not known for this data: set steps",
-        ),
-        (
-            "NamedStreamed",
-            {"optimizer": {}, "schedule": {"name": "plateau"}, "steps_per_epoch": 2},
-            "moves on with every evaluation, and there is none",
-        ),
-    ],
-)
-def test_what_does_not_go_together_is_refused(task: str, values: dict[str, Any], words: str, tmp_path: Path) -> None:
-    ((ok, said),) = go_on(tmp_path / "run", 1, task, **values)
-    assert not ok
-    assert words in said

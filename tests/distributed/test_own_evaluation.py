@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,8 +15,10 @@ from torch.utils.data import DataLoader, SubsetRandomSampler, TensorDataset
 from torchmetrics import SumMetric
 from torchmetrics.classification import MulticlassAccuracy
 
+import samestep
 from samestep.errors import UserError
-from tests.distributed.test_own_loops import _digest, _keys, _loader, _net
+from tests.distributed.running import digest
+from tests.distributed.test_own_loops import _keys, _loader, _net, prepared
 from tests.ranks import run_ranks
 
 VALID, VALID_BATCH = 45, 4
@@ -60,19 +63,15 @@ def _measured(run: Any, model: nn.Module, loader: DataLoader[Any]) -> tuple[Any,
 
 
 def _train(folder: str, evaluates: bool, **values: Any) -> tuple[Any, ...]:
-    import samestep
-
     found = []
     with samestep.start(**_keys(folder, global_batch=None)) as run:
-        model = _net()
-        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
-        model, optimizer, loader = run.prepare(model, optimizer, _loader())
+        model, _, loader = prepared(run)
         for _ in run.epochs():
             for step in run.steps(loader):
                 step.train(lambda batch: F.cross_entropy(model(batch.x), batch.y))
             if evaluates:
                 found.append(_measured(run, model, _valid(**values)))
-        return _digest(model), found
+        return digest(model), found
 
 
 def test_an_evaluation_loop_measures_the_same_at_any_size(tmp_path: Path) -> None:
@@ -87,27 +86,7 @@ def test_an_evaluation_loop_measures_the_same_at_any_size(tmp_path: Path) -> Non
     assert alone[0] == run_ranks(_train, 1, str(tmp_path / "without"), False)[0][0]
 
 
-def test_a_share_may_be_empty(tmp_path: Path) -> None:
-    # Two batches for eight lanes: the first of four ranks gets both.
-    alone = run_ranks(_few, 1, str(tmp_path / "1"))
-    answers = run_ranks(_few, 4, str(tmp_path / "4"))
-    assert answers == alone * 4
-    assert alone[0] == [list(map(float, range(5))), 10.0]
-
-
-def _few(folder: str) -> list[Any]:
-    import samestep
-
-    with samestep.start(**_keys(folder, checkpoint={"enabled": False})) as run:
-        model = _net()
-        run.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
-        rows = [x for (x,) in run.eval_batches(TensorDataset(torch.arange(5.0)))]
-        return [run.gather(rows).tolist(), run.reduce([row.sum() for row in rows]).item()]
-
-
 def _wrapped(folder: str, same: str) -> tuple[Any, ...]:
-    import samestep
-
     with samestep.start(**_keys(folder, same=same, epochs=1, checkpoint={"enabled": False})) as run:
         for model in _stepped(run):
             rows = [model(x) for x, _ in run.eval_batches(_valid(batch_size=40))]
@@ -124,7 +103,7 @@ def _stepped(run: Any) -> Iterator[nn.Module]:
         yield model
 
 
-@pytest.mark.parametrize("same", ["rounding", "samples"])
+@pytest.mark.parametrize("same", ["bits", "rounding", "samples"])
 def test_a_wrapped_model_evaluates_shares_of_any_size(same: str, tmp_path: Path) -> None:
     # Two batches: the second of two ranks has none, and must not be waited for in forward.
     assert run_ranks(_wrapped, 2, str(tmp_path / "run"), same) == [(VALID, 2)] * 2
@@ -144,46 +123,40 @@ class Restless(nn.Module):
         return self.inner(x)  # type: ignore[no-any-return]
 
 
-def _misuse(folder: str, kind: str) -> str:
-    import samestep
-
-    try:
-        with samestep.start(**_keys(folder, checkpoint={"enabled": False})) as run:
-            model = Restless() if kind == "buffer" else _net()
-            optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-            if kind == "unprepared":
-                next(iter(run.eval_batches(_valid())))
-            run.prepare(model, optimizer)
-            if kind == "in a lane":
-                for step in run.steps(_loader()):
-                    step.train(lambda batch: run.gather(batch.x).sum())
-            if kind == "list without a loop":
-                run.reduce([1.0])
-            values: dict[str, Any] = {}
-            if kind == "drop_last":
-                values = {"drop_last": True}
-            if kind == "sampler":
-                values = {"sampler": SubsetRandomSampler([1, 2])}
-            rows = []
-            for x, _ in run.eval_batches(_valid(**values)):
-                rows.append(model(x))
-                if kind == "inside":
-                    run.gather(rows)
-                if kind == "break":
-                    break
-            if kind == "too few rows":
-                run.gather(rows[1:])
-            if kind == "too few values":
-                run.reduce([0.0])
-            if kind == "scalars":
-                run.gather([row.sum() for row in rows])
-            if kind == "op":
-                run.reduce(1.0, "product")  # type: ignore[call-overload]
+def _misuse(folder: str, kind: str) -> None:
+    with samestep.start(**_keys(folder, checkpoint={"enabled": False})) as run:
+        model = Restless() if kind == "buffer" else _net()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        if kind == "unprepared":
+            next(iter(run.eval_batches(_valid())))
+        run.prepare(model, optimizer)
+        if kind == "in a lane":
+            for step in run.steps(_loader()):
+                step.train(lambda batch: run.gather(batch.x).sum())
+        if kind == "list without a loop":
+            run.reduce([1.0])
+        values: dict[str, Any] = {}
+        if kind == "drop_last":
+            values = {"drop_last": True}
+        if kind == "sampler":
+            values = {"sampler": SubsetRandomSampler([1, 2])}
+        rows = []
+        for x, _ in run.eval_batches(_valid(**values)):
+            rows.append(model(x))
+            if kind == "inside":
+                run.gather(rows)
             if kind == "break":
-                run.reduce(1.0)
-    except UserError as error:
-        return str(error)
-    return "no error"
+                break
+        if kind == "too few rows":
+            run.gather(rows[1:])
+        if kind == "too few values":
+            run.reduce([0.0])
+        if kind == "scalars":
+            run.gather([row.sum() for row in rows])
+        if kind == "op":
+            run.reduce(1.0, "product")  # type: ignore[call-overload]
+        if kind == "break":
+            run.reduce(1.0)
 
 
 @pytest.mark.parametrize(
@@ -204,12 +177,11 @@ def _misuse(folder: str, kind: str) -> str:
     ],
 )
 def test_what_cannot_be_gathered_is_refused(kind: str, words: str, tmp_path: Path) -> None:
-    assert words in run_ranks(_misuse, 1, str(tmp_path / "run"), kind)[0]
+    with pytest.raises(UserError, match=re.escape(words)):
+        _misuse(str(tmp_path / "run"), kind)
 
 
 def _afterwards(folder: str) -> list[float]:
-    import samestep
-
     with samestep.start(**_keys(folder, steps=2, epochs=None, checkpoint={"enabled": False})) as run:
         for _ in _stepped(run):
             rows = [x[:, 0] for x, _ in run.eval_batches(_valid())]
@@ -221,8 +193,6 @@ def test_rows_are_in_order_after_the_last_step_too(tmp_path: Path) -> None:
 
 
 def _in_a_step(folder: str) -> list[Any]:
-    import samestep
-
     found = []
     keys = _keys(folder, steps=2, epochs=None, checkpoint={"enabled": False})
     with samestep.start(**keys) as run:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -11,10 +12,10 @@ import torch.nn.functional as F
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
+import samestep
 from samestep.errors import StepError
 from tests.distributed.running import digest
 from tests.ranks import run_ranks
-from tests.variations import variations
 
 SAMPLES, BATCH, EPOCHS = 90, 32, 3
 
@@ -36,60 +37,30 @@ def _keys(folder: str, **values: Any) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _train(folder: str, form: str) -> tuple[str, list[float], list[int]]:
-    import samestep
+def prepared(run: samestep.Run, *more: Any) -> tuple[Any, ...]:
+    model = _net()
+    return run.prepare(model, torch.optim.AdamW(model.parameters(), lr=1e-2), _loader(), *more)
 
+
+def _train(folder: str, form: str) -> tuple[str, list[float]]:
     losses: list[float] = []
-    epochs: list[int] = []
     with samestep.start(**_keys(folder)) as run:
-        model = _net()
-        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
-        model, optimizer, loader = run.prepare(model, optimizer, _loader())
-        for epoch in run.epochs():
+        model, optimizer, loader = prepared(run)
+        for _ in run.epochs():
             if form == "function":
                 for step in run.steps(loader):
-                    loss = step.train(lambda batch: F.cross_entropy(model(batch.x), batch.y))
-                    losses.append(loss.item())
-            else:
-                losses += _epoch(run, form, model, optimizer, loader)
-            epochs.append(epoch)
-            run.print(f"epoch {epoch} loss {losses[-1]:.4f}")
-        return digest(model), losses, epochs
-
-
-def _epoch(run: Any, form: str, model: nn.Module, optimizer: Any, loader: Any) -> list[float]:
-    losses = []
-    for x, y in loader:
-        assert x.device == run.device
-        out = model(x)
-        optimizer.zero_grad()
-        if form == "sum":
-            loss = run.backward(F.cross_entropy(out, y, reduction="sum"), count=y.size(0))
-        elif form == "mean over":
-            loss = run.backward(F.cross_entropy(out, y), mean_over=y.size(0))
-        else:
-            loss = run.backward(F.cross_entropy(out, y))
-        if form == "own clipping":
-            torch.nn.utils.clip_grad_norm_(model.parameters(), 0.1)
-        optimizer.step()
-        losses.append(loss.item())
-    return losses
-
-
-@pytest.mark.parametrize(
-    "form", variations(["mean", "mean over", "function", "own clipping", "sum"], kept=["own clipping"])
-)
-def test_a_loop_over_epochs_is_one_run_at_any_size(form: str, tmp_path: Path) -> None:
-    found = {}
-    for world in (1, 2, 4):
-        answers = run_ranks(_train, world, str(tmp_path / f"{form}-{world}"), form)
-        assert len(set(map(repr, answers))) == 1, "the ranks of one run differ"
-        found[world] = answers[0]
-    assert found[1] == found[2] == found[4]
-    _, losses, epochs = found[1]
-    assert epochs == list(range(EPOCHS))
-    assert len(losses) == EPOCHS * 3
-    assert losses[-1] < losses[0]
+                    losses.append(step.train(lambda batch: F.cross_entropy(model(batch.x), batch.y)).item())
+                continue
+            for x, y in loader:
+                assert x.device == run.device
+                optimizer.zero_grad()
+                if form == "sum":
+                    loss = run.backward(F.cross_entropy(model(x), y, reduction="sum"), count=y.size(0))
+                else:
+                    loss = run.backward(F.cross_entropy(model(x), y))
+                optimizer.step()
+                losses.append(loss.item())
+        return digest(model), losses
 
 
 def test_a_mean_is_the_sum_over_its_count(tmp_path: Path) -> None:
@@ -97,52 +68,47 @@ def test_a_mean_is_the_sum_over_its_count(tmp_path: Path) -> None:
     function = run_ranks(_train, 1, str(tmp_path / "function"), "function")[0]
     summed = run_ranks(_train, 1, str(tmp_path / "sum"), "sum")[0]
     assert mean == function
+    assert mean[1][-1] < mean[1][0]
     assert mean[1] == pytest.approx(summed[1], rel=1e-4)
 
 
-def _misuse(folder: str, kind: str) -> str:
-    import samestep
+def _misuse(folder: str, kind: str) -> None:
+    with samestep.start(**_keys(folder, checkpoint={"enabled": False})) as run:
+        model = _net()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        model, optimizer, loader = run.prepare(model, optimizer, _loader())
 
-    try:
-        with samestep.start(**_keys(folder, checkpoint={"enabled": False})) as run:
-            model = _net()
-            optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-            model, optimizer, loader = run.prepare(model, optimizer, _loader())
+        def loss(batch: Any) -> Any:
+            return F.cross_entropy(model(batch.x), batch.y)
 
-            def loss(batch: Any) -> Any:
-                return F.cross_entropy(model(batch.x), batch.y)
-
-            if kind == "epochs by range":
+        if kind == "epochs by range":
+            for _ in range(2):
+                for step in run.steps(loader):
+                    step.train(loss)
+        if kind == "two loops in an epoch":
+            for _ in run.epochs():
                 for _ in range(2):
                     for step in run.steps(loader):
                         step.train(loss)
-            if kind == "two loops in an epoch":
-                for _ in run.epochs():
-                    for _ in range(2):
-                        for step in run.steps(loader):
-                            step.train(loss)
-            if kind == "break":
-                for _ in run.epochs():
-                    for step in run.steps(loader):
-                        step.train(loss)
-                        break
-            if kind == "nothing":
-                for _ in run.epochs():
-                    pass
-            if kind == "other data":
-                for epoch in run.epochs():
-                    for step in run.steps(loader if epoch == 0 else _loader()):
-                        step.train(loss)
-            if kind == "loss before update":
+        if kind == "break":
+            for _ in run.epochs():
                 for step in run.steps(loader):
-                    return str(step.loss)
-            if kind == "sum and mean":
-                for _ in run.epochs():
-                    for x, _ in loader:
-                        run.backward(model(x).sum(), 4, mean_over=3)
-    except StepError as error:
-        return str(error)
-    return "no error"
+                    step.train(loss)
+                    break
+        if kind == "nothing":
+            for _ in run.epochs():
+                pass
+        if kind == "other data":
+            for epoch in run.epochs():
+                for step in run.steps(loader if epoch == 0 else _loader()):
+                    step.train(loss)
+        if kind == "loss before update":
+            for step in run.steps(loader):
+                step.loss.item()
+        if kind == "sum and mean":
+            for _ in run.epochs():
+                for x, _ in loader:
+                    run.backward(model(x).sum(), 4, mean_over=3)
 
 
 @pytest.mark.parametrize(
@@ -158,44 +124,11 @@ def _misuse(folder: str, kind: str) -> str:
     ],
 )
 def test_loops_that_would_train_something_else_are_refused(kind: str, words: str, tmp_path: Path) -> None:
-    assert words in run_ranks(_misuse, 1, str(tmp_path / "run"), kind)[0]
-
-
-def _in_parts(folder: str, stop: int | None) -> tuple[str, list[int]]:
-    import samestep
-    from samestep.errors import Stopped
-
-    epochs: list[int] = []
-    model = _net()
-    try:
-        with samestep.start(**_keys(folder, checkpoint={"every_steps": 2})) as run:
-            model = _net()
-            optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
-            model, optimizer, loader = run.prepare(model, optimizer, _loader())
-            if stop is not None:
-                run.pause_after(stop)
-            for epoch in run.epochs():
-                epochs.append(epoch)
-                for step in run.steps(loader):
-                    step.train(lambda batch: F.cross_entropy(model(batch.x), batch.y))
-    except Stopped:
-        pass
-    return digest(model), epochs
-
-
-@pytest.mark.variation("test_it_resumes_at_another_size: with the loss as a function")
-def test_a_loop_over_epochs_resumes_in_the_middle_of_one_at_another_size(tmp_path: Path) -> None:
-    untouched = run_ranks(_in_parts, 1, str(tmp_path / "whole"), None)[0]
-    folder = str(tmp_path / "parts")
-    assert run_ranks(_in_parts, 2, folder, 4)[0][1] == [0, 1]
-    assert run_ranks(_in_parts, 4, folder, 6)[0][1] == [1]
-    ended = run_ranks(_in_parts, 1, folder, None)[0]
-    assert ended == (untouched[0], [2])
+    with pytest.raises(StepError, match=re.escape(words)):
+        _misuse(str(tmp_path / "run"), kind)
 
 
 def _mistaken(folder: str, form: str) -> str:
-    import samestep
-
     with samestep.start(**_keys(folder, epochs=1)) as run:
         model = _net()
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -58,17 +59,14 @@ def test_every_format_is_the_same_at_any_size(tmp_path: Path) -> None:
     assert [json.loads(line)["y"] for line in lines] == [7 * index for index in range(53)]
 
 
-def _embed(run: str, folder: str, formats: list[str], options: dict[str, Any]) -> Any:
-    return _predict(run, folder, "noisy:53", formats, [], kind="embeddings", **options)
-
-
 @pytest.mark.variation("test_every_format_is_the_same_at_any_size: of embeddings")
 def test_embeddings_are_the_same_at_any_size(tmp_path: Path) -> None:
     run = finished_run(tmp_path / "run", "Embeds", precision="bf16")
     for world in (1, 2, 4):
         place = str(run), str(tmp_path / str(world))
-        whole = run_ranks(_embed, world, *place, ["parquet", "csv"], {})[-1]
-        encoded = run_ranks(_embed, world, *place, ["npy"], {"view": "encoder"})[-1]
+        embed = partial(_predict, kind="embeddings")
+        whole = run_ranks(embed, world, *place, "noisy:53", ["parquet", "csv"], [])[-1]
+        encoded = run_ranks(partial(embed, view="encoder"), world, *place, "noisy:53", ["npy"], [])[-1]
         columns = [done.columns for done in (*whole, *encoded)]
         assert columns == [("index", "head", "encoder")] * 2 + [("index", "encoder")]
     for kind in ("parquet", "csv", "npy"):

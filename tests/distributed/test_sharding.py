@@ -14,26 +14,15 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.utils.data import DataLoader, TensorDataset
 
 import samestep
 from samestep.errors import PeerLost, Stopped, TaskError
 from samestep.reduce import owned_bucket
 from samestep.train.callbacks import GradientNorms
-from tests.distributed.loop_bodies import BODIES, EPOCHS, Lookahead
+from tests.distributed.loop_bodies import BODIES, EPOCHS, Lookahead, loader
 from tests.distributed.running import digest, rows_of
 from tests.ranks import answers_of_ranks, run_ranks
 from tests.variations import variations
-
-SAMPLES, BATCH = 106, 24
-"""The last batch has ten samples: of eight lanes some are empty and some shorter."""
-
-
-def _data() -> DataLoader[Any]:
-    made = torch.Generator().manual_seed(3)
-    x = torch.randn(SAMPLES, 1, 8, 8, generator=made)
-    y = torch.randint(10, (SAMPLES,), generator=made)
-    return DataLoader(TensorDataset(x, y), batch_size=BATCH, shuffle=True)
 
 
 class Net(nn.Module):
@@ -88,7 +77,7 @@ def _train(
                 run.pause_after(stop)
             model = Net(leaves_out)
             optimizer = torch.optim.AdamW(model.parameters(), 1e-2)
-            model, optimizer, data = run.prepare(model, optimizer, _data())
+            model, optimizer, data = run.prepare(model, optimizer, loader())
             seen = []
             for _ in run.epochs():
                 if form == "steps":
@@ -217,7 +206,7 @@ def _in_turn(folder: str, shard: str, stop: int | None = None) -> str:
             model = Heads()
             optimizer: Any = torch.optim.AdamW(model.parameters(), 1e-2)
             schedule: Any = torch.optim.lr_scheduler.MultiStepLR(optimizer, [3, 7])
-            model, optimizer, schedule, data = run.prepare(model, optimizer, schedule, _data())
+            model, optimizer, schedule, data = run.prepare(model, optimizer, schedule, loader())
             for x, y in (batch for _ in run.epochs() for batch in data):
                 first, second = model(x)
                 F.cross_entropy(first, y).backward()
@@ -263,7 +252,7 @@ def _takes_turns(folder: str, shard: str) -> list[float]:
     with samestep.start(**_keys(folder, shard, clip={}, check_ranks_every=None)) as run:
         model = Heads()
         optimizer: Any = ZeroForNone(model.parameters())
-        model, optimizer, data = run.prepare(model, optimizer, _data())
+        model, optimizer, data = run.prepare(model, optimizer, loader())
         for x, y in (batch for _ in run.epochs() for batch in data):
             first, second = model(x)
             F.cross_entropy(first if run.step % 2 else second, y).backward()
@@ -316,7 +305,7 @@ def _prepared(folder: str, kind: str) -> None:
         made: Any = (
             Lookahead(params) if kind == "wrapping" else Joint(params, 0.1) if kind == "joint" else Sign(params, 0.1)
         )
-        run.prepare(model, made, _data())
+        run.prepare(model, made, loader())
 
 
 @pytest.mark.parametrize(
@@ -349,7 +338,7 @@ def _others(folder: str, shard: str, kind: str, stop: int | None = None) -> str:
                 "fused": lambda: torch.optim.AdamW(params, 1e-2, fused=True),
                 "free": lambda: torch.optim.AdamW(params, 1e-2),
             }
-            model, _, data = run.prepare(model, made[kind](), _data())
+            model, _, data = run.prepare(model, made[kind](), loader())
             for step in run.steps(data):
                 step.train(lambda batch: F.cross_entropy(model(batch.x) * free[1] + free[0].mean(), batch.y))
             found = hashlib.blake2b(digest_size=8)
@@ -380,7 +369,7 @@ def _norms(folder: str, shard: str) -> None:
     with samestep.start(**_keys(folder, shard)) as run:
         model = Net()
         optimizer = torch.optim.AdamW(model.parameters(), 1e-2)
-        model, optimizer, data = run.prepare(model, optimizer, _data())
+        model, optimizer, data = run.prepare(model, optimizer, loader())
         run.add_listener(GradientNorms(run, every=2, depth=1))
         for step in run.steps(data):
             step.train(lambda batch: F.cross_entropy(model(batch.x), batch.y))
@@ -400,7 +389,7 @@ def _dies(folder: str, at: int) -> str:
     with samestep.start(**keys) as run:
         model = Net()
         optimizer = torch.optim.AdamW(model.parameters(), 1e-2)
-        model, optimizer, data = run.prepare(model, optimizer, _data())
+        model, optimizer, data = run.prepare(model, optimizer, loader())
         for step in run.steps(data):
             if step.index == at and run.rank == 1:
                 os._exit(3)
@@ -427,7 +416,7 @@ def _ends_in_a_save(folder: str, at: int, how: str) -> str:
     with samestep.start(**_keys(folder, "optimizer", checkpoint=rules)) as run:
         model = Net()
         optimizer = torch.optim.AdamW(model.parameters(), 1e-2)
-        model, optimizer, data = run.prepare(model, optimizer, _data())
+        model, optimizer, data = run.prepare(model, optimizer, loader())
         for step in run.steps(data):
             if step.index == at and how == "raises":
                 raise ZeroDivisionError("a failure on purpose")

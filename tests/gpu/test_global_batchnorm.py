@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 
 import pytest
 import torch
 
 from tests.distributed.running import assert_same, train
-from tests.distributed.test_loader_loops import _train as train_body
+from tests.distributed.test_loader_loops import train_body
 from tests.ranks import run_ranks
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
@@ -44,10 +45,6 @@ def test_activations_that_are_computed_again(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["convolutions", "adversaries"])
 def test_a_loop_is_one_run_at_any_size(tmp_path: Path, name: str) -> None:
-    [expected] = run_ranks(_loop, 1, str(tmp_path / "1"), name)
-    assert run_ranks(_loop, 2, str(tmp_path / "2"), name) == [expected] * 2
-
-
-def _loop(folder: str, name: str) -> tuple[str, list[float]]:
-    shared = {"device": "cuda", "backend": "gloo"}
-    return train_body(folder, name, batchnorm="global", distributed=shared)
+    train = partial(train_body, batchnorm="global", distributed={"device": "cuda", "backend": "gloo"})
+    [expected] = run_ranks(train, 1, str(tmp_path / "1"), name)
+    assert run_ranks(train, 2, str(tmp_path / "2"), name) == [expected] * 2

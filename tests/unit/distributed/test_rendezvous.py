@@ -271,7 +271,7 @@ AWAY = [rank(0, "b"), rank(1, "a", address="10.9.0.1")]
         (0, [rank(0, master=("127.0.1.1",)), rank(1, "b", master=("10.0.0.1",))], "gloo", [LO, ETH0, ETH1], "127.0.1.1",
          Chosen(GLOO, "eth0", "the name a resolves to 127.0.1.1, not to 10.0.0.1")),
         (1, [rank(0, "b"), rank(1, "a", address="10.0.0.1")], "gloo", [LO, ETH0], None,
-         Chosen(GLOO, "eth0", "the name b resolves to None, not to 10.0.0.1")),
+         Chosen(GLOO, "eth0", "the name a resolves to None, not to 10.0.0.1")),
         # nccl gets one only where it has a choice.
         (1, AWAY, "nccl", [LO, ETH1], "10.0.0.1", None),
         (1, AWAY, "nccl", [LO, ETH0, ETH1, Interface("ib0", "10.5.0.1")], "10.0.0.1", None),
