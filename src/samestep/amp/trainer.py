@@ -6,6 +6,7 @@ gradients are summed in the same order on any number of ranks.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -66,7 +67,7 @@ class AMPTrainer:
         self._known_precision: Precision | None = None
         self._fed: FedSteps | None = None
         self._why_over: str | None = None
-        self._saves = 0
+        self._saves: Counter[int] = Counter()
 
     # -- training --------------------------------------------------------------------------
 
@@ -176,8 +177,9 @@ class AMPTrainer:
             if self.scheduler is not None:
                 state[saved.SCHEDULER] = self.scheduler.state_dict()
         state |= {saved.TRAINER: steps.state_dict(), saved.METADATA: dict(metadata or {})}
-        self._saves += 1
-        event = f"save {self._saves} of {steps.name}"
+        # Counted by writer: a rank may have saved alone, and the others must not wait for a number that it has passed.
+        self._saves[writer] += 1
+        event = f"save {self._saves[writer]} by rank {writer} of {steps.name}"
         with steps.context.activity.during(SAVE):
             if steps.context.rank == writer:
                 saved.write(Path(path), state)
